@@ -36,7 +36,7 @@ def made(deployment: DagsterDeployment, asset: str) -> list[tuple[str | None, st
     return [(each["partition"], each["runId"]) for each in answer.get("assetMaterializations", [])]
 
 
-def test_a_stream_is_followed_by_assets_below_it(tmp_path: Path) -> None:
+def test_downstream_assets_run_after_commits_of_their_stream(tmp_path: Path) -> None:
     """News comes while `mindful` works, and while one shard of three has no records."""
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a",))

@@ -85,7 +85,7 @@ def values(shard: str, begin: int, end: int, prefix: str = "") -> list[bytes]:
     return [f"{prefix}{shard}-{number}".encode() for number in range(begin, end)]
 
 
-def test_shards_are_replayed_beside_live_consumption(tmp_path: Path) -> None:
+def test_a_backfill_replays_shards_while_consumption_continues(tmp_path: Path) -> None:
     """Replay a span of two shards while all three continue; the third one's output stays."""
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a",))

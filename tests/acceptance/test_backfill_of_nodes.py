@@ -243,7 +243,7 @@ def start_server(
     return process.pid
 
 
-def test_each_node_makes_its_partitions_in_few_runs_on_its_host(scene: Scene) -> None:
+def test_a_backfill_runs_a_few_runs_per_node_on_its_host(scene: Scene) -> None:
     scene.append()
     scene.hold.touch()
     backfill = scene.backfill()
@@ -281,7 +281,9 @@ def test_a_killed_run_leaves_its_partitions_to_the_next_backfill(scene: Scene) -
     scene.assert_each_once(again)
 
 
-def test_a_killed_run_that_dagster_repeats_makes_what_it_had_taken_over(scene: Scene) -> None:
+def test_a_repeated_run_materializes_the_partitions_that_its_killed_run_took_over(
+    scene: Scene,
+) -> None:
     scene.append()
     scene.hold.touch()
     backfill = scene.backfill({"dagster/max_retries": "1"})

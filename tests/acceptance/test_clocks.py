@@ -36,7 +36,9 @@ STEPS = ((75, -60, 30), (-90, 60, 120))
 """The minutes by which the clock of each host is wrong, at first and then one after the other."""
 
 
-def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path, mariadb: MariaDB) -> None:
+def test_nodes_with_different_and_stepping_clocks_commit_each_record_once(
+    tmp_path: Path, mariadb: MariaDB
+) -> None:
     """Goal: clocks change no owner, and a node that dies is missed, comes back, and another leaves.
 
     Each record is in the table once. Every process of a host has its clock, but for Spark's Java

@@ -89,7 +89,7 @@ def assert_one_sentence(done: Finished, *says: str) -> None:
         assert words in done.err
 
 
-def test_an_unreachable_database_is_a_sentence_for_every_command(home: Path) -> None:
+def test_an_unreachable_database_is_one_sentence_for_every_command(home: Path) -> None:
     before = content(home)
     url = f"mysql+pymysql://leases:hunter2@127.0.0.1:{free_port()}/leases"
     for command in COMMANDS:
@@ -108,7 +108,7 @@ def test_an_unreachable_database_is_a_sentence_for_every_command(home: Path) -> 
         ("sqlite://", "path"),
     ],
 )
-def test_a_wrong_database_url_is_a_sentence_without_its_secret(
+def test_a_wrong_database_url_is_one_sentence_without_its_secret(
     home: Path, url: str, says: str
 ) -> None:
     done = run(home, "status", LEASEHOLD_DATABASE_URL=url)
@@ -116,7 +116,7 @@ def test_a_wrong_database_url_is_a_sentence_without_its_secret(
     assert "hunter2" not in done.err
 
 
-def test_a_schema_of_a_newer_release_is_refused_and_left_alone(home: Path) -> None:
+def test_a_schema_of_a_newer_release_is_refused_and_unchanged(home: Path) -> None:
     with sqlite3.connect(home / "leases.db") as database:
         database.execute(f"UPDATE {VERSION_TABLE} SET {NEWER}")
     before = content(home)
@@ -125,7 +125,7 @@ def test_a_schema_of_a_newer_release_is_refused_and_left_alone(home: Path) -> No
     assert content(home) == before
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(home: Path) -> None:
+def test_a_file_that_is_no_database_is_refused_and_unchanged(home: Path) -> None:
     for path in home.glob("leases.db*"):  # SQLite would restore it from its write-ahead log
         path.unlink()
     (home / "leases.db").write_bytes(b"this is no database\n" * 100)
@@ -145,7 +145,7 @@ def test_a_read_only_database_can_be_read_and_refuses_to_be_written(home: Path) 
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": "other"}'])
-def test_a_damaged_catalog_is_refused_and_left_alone(
+def test_a_damaged_catalog_is_refused_and_unchanged(
     home: Path, tmp_path: Path, damage: bytes
 ) -> None:
     (tmp_path / "in.log").write_bytes(b"x\n")
@@ -163,14 +163,14 @@ def test_a_damaged_catalog_is_refused_and_left_alone(
     assert content(home) == before
 
 
-def test_a_missing_log_is_a_sentence(home: Path) -> None:
+def test_a_missing_log_is_one_sentence(home: Path) -> None:
     shutil.rmtree(home / "logs")
     for command in ("shard list", "shard split demo 0", "checkpoint set demo 0 begin --force"):
         assert_one_sentence(run(home, command), "demo")
     assert not (home / "logs").exists()
 
 
-def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path: Path) -> None:
+def test_an_append_detects_a_damaged_segment(home: Path, tmp_path: Path) -> None:
     """Goal: nothing is appended behind damage, and nothing of the file is thrown away."""
     (tmp_path / "in.log").write_bytes(b"x\ny\n")
     folder = home / "logs" / "demo" / "shards" / "0"
@@ -191,7 +191,9 @@ def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path:
         ('[[streams]]\nname = "a"', "declare streams in Python"),
     ],
 )
-def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, says: str) -> None:
+def test_wrong_settings_are_one_sentence_for_every_command(
+    home: Path, text: str, says: str
+) -> None:
     (home / "leasehold.toml").write_text(text)
     # One mistake is met by every command, and every mistake by one.
     commands = ("status", "shard list", "cat demo", "dev")
@@ -199,7 +201,7 @@ def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, 
         assert_one_sentence(run(home, command), says)
 
 
-def test_output_that_cannot_be_written_is_a_sentence(home: Path) -> None:
+def test_output_that_cannot_be_written_is_one_sentence(home: Path) -> None:
     """Method: the device that is always full."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
@@ -218,7 +220,7 @@ def test_output_that_cannot_be_written_is_a_sentence(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="an administrator may write anywhere")
-def test_a_home_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_a_read_only_home_is_one_sentence(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     for command in ("group create demo --group g", "dev", "db upgrade"):
@@ -234,7 +236,7 @@ class TestMariaDB:
     def on_mariadb(self, home: Path, mariadb_url: str) -> Callable[[str], Finished]:
         return lambda command: run(home, command, LEASEHOLD_DATABASE_URL=mariadb_url)
 
-    def test_a_database_that_was_never_prepared_says_which_command_prepares_it(
+    def test_the_error_for_an_empty_database_names_the_command_that_prepares_it(
         self, on_mariadb: Callable[[str], Finished]
     ) -> None:
         for command in ("status", "group create demo --group other"):
@@ -245,7 +247,7 @@ class TestMariaDB:
         assert on_mariadb("group create demo").code == 0
         assert on_mariadb("status").code == 0
 
-    def test_a_server_that_takes_no_writes_is_a_sentence(
+    def test_a_read_only_server_is_one_sentence(
         self, on_mariadb: Callable[[str], Finished], mariadb: MariaDB
     ) -> None:
         """Method: the account has no privilege to write past read_only, as on a replica."""
@@ -271,7 +273,7 @@ class TestMariaDB:
             assert_one_sentence(on_mariadb(command), "newer")
 
 
-def test_a_missing_committed_file_is_named_by_cat(home: Path, tmp_path: Path) -> None:
+def test_cat_names_a_missing_committed_file(home: Path, tmp_path: Path) -> None:
     """Goal: output that somebody deleted is never passed over in silence."""
     from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.lease_store.identifiers import NodeName, ShardId

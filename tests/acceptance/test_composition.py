@@ -35,9 +35,7 @@ pytestmark = [
 ]
 
 
-def test_merged_builds_and_neighbours_consume_and_a_run_goes_on_after_its_shard(
-    tmp_path: Path,
-) -> None:
+def test_merged_definitions_consume_and_a_run_continues_after_its_shard(tmp_path: Path) -> None:
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a",))
     logs = {name: LocalLog.create(home / "logs" / name, len(SHARDS)) for name in STREAMS}

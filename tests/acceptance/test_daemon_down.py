@@ -70,7 +70,7 @@ class Scene:
         return committed == self.records and not self.store.publication_lag(KEY)
 
 
-def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Path) -> None:
+def test_a_node_with_a_stalled_daemon_takes_over_shards_and_publishes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
     declare(home, DECLARED, settings=f"lease_timeout_s = {TIMEOUT_S}\n")
@@ -110,7 +110,7 @@ def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Pat
     assert_nothing_runs(home)
 
 
-def test_runs_begin_though_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_runs_start_after_the_clock_was_set_back(tmp_path: Path) -> None:
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
     declare(home, SHORT, settings=f"lease_timeout_s = {TIMEOUT_S}\n")

@@ -67,7 +67,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> None:
+def test_a_growing_topic_is_consumed_once_while_runs_are_killed(home: Path) -> None:
     """Kill -9 one run with its files written and one with its batch committed; add a partition."""
     armed = home / "failpoints"
     armed.mkdir()

@@ -181,7 +181,7 @@ def assert_not_in_database(mariadb: MariaDB, database: str, secret: str) -> None
 
 
 @pytest.mark.release
-def test_what_a_killed_run_committed_is_reported_once(
+def test_batches_that_a_killed_run_committed_are_reported_once(
     tmp_path: Path, leases_elsewhere: str, dagster_database: dict[str, str]
 ) -> None:
     """One run dies after its commit, one after its report; Dagster shows each batch once."""

@@ -57,7 +57,7 @@ class Project(Terminal):
 @pytest.mark.release
 @pytest.mark.spark
 @pytest.mark.dagster_processes
-def test_every_command_of_the_page_in_a_project_of_create_dagster(terminal: Terminal) -> None:
+def test_every_command_of_the_page_works_in_a_project_of_create_dagster(terminal: Terminal) -> None:
     commands = [line[2:] for block in fences(PAGE, "console") for line in block.splitlines()]
     create, enter, components, stream, hours, *checks, load, dev, status, cat = commands
     terminal.type(create)

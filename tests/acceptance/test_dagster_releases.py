@@ -57,7 +57,7 @@ def oldest() -> tuple[str, str]:
     return release, f"{folder}:{ROOT}"
 
 
-def test_all_private_names_are_there_and_definitions_are_built(
+def test_private_names_of_dagster_exist_and_definitions_are_built(
     oldest: tuple[str, str], tmp_path: Path
 ) -> None:
     release, path = oldest

@@ -55,7 +55,7 @@ def committed(home: Path, demo: Finished) -> list[CatRecord]:
     return cat(home)
 
 
-def test_it_ends_with_the_proof(demo: Finished) -> None:
+def test_the_demo_ends_with_verify(demo: Finished) -> None:
     assert demo.code == 0, demo.out + demo.err
     assert demo.err == ""
     assert "split shard 0 into 8 and 9, merged 4 and 5 into 10" in demo.out
@@ -63,13 +63,13 @@ def test_it_ends_with_the_proof(demo: Finished) -> None:
     assert f"Records: {RECORDS:,} loaded, {RECORDS:,} read by DuckDB, each once." in demo.out
 
 
-def test_it_shows_its_progress_in_plain_lines(demo: Finished) -> None:
+def test_the_demo_prints_its_progress_in_plain_lines(demo: Finished) -> None:
     assert "records committed" in demo.out
     assert max(map(len, demo.out.splitlines())) <= 150
     assert "\x1b" not in demo.out
 
 
-def test_cat_gives_each_record_once(committed: list[CatRecord]) -> None:
+def test_cat_prints_each_record_once(committed: list[CatRecord]) -> None:
     assert Counter(record.value for record in committed) == Counter(loaded())
 
 
@@ -88,7 +88,9 @@ def test_cat_is_in_order_per_shard_and_from_parent_to_child(committed: list[CatR
         assert max(places[parent]) < min(places[child])
 
 
-def test_status_afterwards_shows_finished_parents_and_no_lag(demo: Finished, home: Path) -> None:
+def test_status_shows_finished_parents_and_no_lag_after_the_demo(
+    demo: Finished, home: Path
+) -> None:
     shown = leasehold("status", "--json", "--home", home, folder=home.parent)
     shards = {shard["shard"]: shard for shard in json.loads(shown.out)["shards"]}
     assert {shard for shard, row in shards.items() if row["state"] == "over"} == {"0", "4", "5"}
@@ -98,12 +100,12 @@ def test_status_afterwards_shows_finished_parents_and_no_lag(demo: Finished, hom
     }
 
 
-def test_verify_afterwards_finds_nothing(demo: Finished, home: Path) -> None:
+def test_verify_finds_no_violation_after_the_demo(demo: Finished, home: Path) -> None:
     done = leasehold("verify", "--json", "--home", home, folder=home.parent)
     assert (done.code, json.loads(done.out)["violations"]) == (0, [])
 
 
-def test_children_began_after_their_parents_had_ended(demo: Finished, home: Path) -> None:
+def test_children_started_after_their_parents_had_ended(demo: Finished, home: Path) -> None:
     journal = leasehold("journal", "--json", "--limit", 10_000, "--home", home, folder=home.parent)
     entries = json.loads(journal.out)
     over = {entry["shard"]: entry["sequence"] for entry in entries if entry["edge"] == 8}
@@ -115,12 +117,12 @@ def test_children_began_after_their_parents_had_ended(demo: Finished, home: Path
         assert over[parent] < opened[child]
 
 
-def test_it_leaves_nothing_running(demo: Finished, home: Path) -> None:
+def test_the_demo_leaves_no_process_running(demo: Finished, home: Path) -> None:
     assert_nothing_runs(home)
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_it_with_all_its_children(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_demo_and_all_its_children(tmp_path: Path) -> None:
     home = tmp_path / "home"
     given = ("--home", home, "--records", 1000)
     with running(*given, folder=tmp_path, program=DEMO) as demo:
@@ -131,7 +133,7 @@ def test_an_interrupt_ends_it_with_all_its_children(tmp_path: Path) -> None:
     assert_nothing_runs(home)
 
 
-def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+def test_the_demo_refuses_a_folder_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     done = leasehold("--home", tmp_path, folder=tmp_path, program=DEMO)
     assert done.code == 1
@@ -141,7 +143,7 @@ def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_input_that_is_not_there_is_a_sentence_and_the_last_demo_stays(tmp_path: Path) -> None:
+def test_a_missing_input_is_one_sentence_and_the_last_demo_stays(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "demo.json").touch()

@@ -71,7 +71,7 @@ def open_pages(dev: Running) -> str:
         pytest.param(signal.SIGINT, id="Ctrl-C"),
     ],
 )
-def test_it_consumes_and_shows_it_and_ends_with_all_its_children(
+def test_dev_consumes_shows_progress_and_ends_with_all_its_children(
     home: Path, how: signal.Signals
 ) -> None:
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
@@ -91,7 +91,7 @@ def test_it_consumes_and_shows_it_and_ends_with_all_its_children(
 
 
 @pytest.mark.release
-def test_an_idle_minute_prints_at_most_two_lines(home: Path) -> None:
+def test_dev_prints_at_most_two_lines_in_an_idle_minute(home: Path) -> None:
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
         open_pages(dev)
         before = dev.text
@@ -101,7 +101,7 @@ def test_an_idle_minute_prints_at_most_two_lines(home: Path) -> None:
     assert_nothing_runs(home)
 
 
-def test_what_a_killed_one_leaves_ends_by_itself(home: Path) -> None:
+def test_processes_of_a_killed_dev_end_by_themselves(home: Path) -> None:
     """Method: kill -9 on the command alone, as the kernel does when memory runs out."""
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
         address = open_pages(dev)
@@ -113,7 +113,7 @@ def test_what_a_killed_one_leaves_ends_by_itself(home: Path) -> None:
         time.sleep(0.5)
 
 
-def test_stop_ends_it_from_another_terminal(home: Path) -> None:
+def test_stop_ends_dev_from_another_terminal(home: Path) -> None:
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
         open_pages(dev)
         done = leasehold("stop", "--home", home, folder=home.parent, timeout_s=120)

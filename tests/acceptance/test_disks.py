@@ -50,7 +50,7 @@ def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:
     ]
 
 
-def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     fill = "dd if=/dev/zero of=disk/fill bs=1k 2>dd.log || true"
     answers = script(
         tmp_path,
@@ -72,7 +72,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])
-def test_nothing_is_started_on_a_disk_without_room(tmp_path: Path, command: str) -> None:
+def test_no_process_starts_on_a_full_disk(tmp_path: Path, command: str) -> None:
     """Goal: one sentence, before a home is made or anything is started that would fail half-way."""
     fill = "dd if=/dev/zero of=disk/fill bs=1k 2>dd.log || true"
     ((code, words),) = script(
@@ -89,9 +89,7 @@ def test_nothing_is_started_on_a_disk_without_room(tmp_path: Path, command: str)
 
 
 @pytest.mark.parametrize("somebody_writes", [pytest.param(False, marks=pytest.mark.release), True])
-def test_a_home_that_may_only_be_read_can_be_looked_at(
-    tmp_path: Path, somebody_writes: bool
-) -> None:
+def test_a_read_only_home_can_be_read(tmp_path: Path, somebody_writes: bool) -> None:
     """A look may not need to write, whether the store is at rest or open in another process."""
     (tmp_path / "in.log").write_bytes(b"one\ntwo\n")
     opened = (

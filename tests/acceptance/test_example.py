@@ -86,7 +86,7 @@ def rows(settings: Settings, window: EventWindow) -> dict[str, tuple[int, int]]:
 @pytest.mark.spark
 @pytest.mark.dagster_processes
 @pytest.mark.timeout(900)
-def test_hours_fire_once_all_shards_have_passed_them(project: Path) -> None:
+def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> None:
     """Goal: real daemon, real Spark; a split in mid-flight, then a record that comes late."""
     load, validate, dev, status, cat = (command.split() for command in commands())
     assert dev == ["dg", "dev"]

@@ -78,17 +78,17 @@ def test_help_lists_every_target_that_a_user_calls(machine: Machine) -> None:
     assert listed == set(phony[0].split())
 
 
-def test_without_python_it_says_which_one_is_needed(machine: Machine) -> None:
+def test_make_without_python_names_the_version_that_it_needs(machine: Machine) -> None:
     assert "Python 3.11, 3.12 or 3.13 is needed" in machine.failure("make", "demo")
     assert not (machine.project / ".venv").exists()
 
 
-def test_an_older_python_is_not_taken(machine: Machine) -> None:
+def test_make_refuses_an_older_python(machine: Machine) -> None:
     machine.program("python3", "exit 1")
     assert "Python 3.11, 3.12 or 3.13 is needed" in machine.failure("make", "install")
 
 
-def test_without_the_venv_module_it_names_the_package(machine: Machine) -> None:
+def test_make_without_the_venv_module_names_the_package(machine: Machine) -> None:
     """Method: a Python whose `import ensurepip` fails, as on a fresh Debian."""
     machine.program(
         "python3", f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
@@ -96,7 +96,7 @@ def test_without_the_venv_module_it_names_the_package(machine: Machine) -> None:
     assert "python3-venv" in machine.failure("make", "install")
 
 
-def test_a_full_disk_is_found_before_pip_finds_it(machine: Machine) -> None:
+def test_make_detects_a_full_disk_before_pip_starts(machine: Machine) -> None:
     (machine.programs / "python3").symlink_to(sys.executable)
     machine.program("df", "printf 'head\\n/dev/x 1 1 1024000 1 /\\n'")
     assert "2500 MB of disk are needed here and 1000 MB are free" in machine.failure(
@@ -105,7 +105,7 @@ def test_a_full_disk_is_found_before_pip_finds_it(machine: Machine) -> None:
     assert not (machine.project / ".venv").exists()
 
 
-def test_an_unreachable_package_index_is_one_sentence_and_no_stamp(machine: Machine) -> None:
+def test_an_unreachable_package_index_is_one_sentence_and_leaves_no_stamp(machine: Machine) -> None:
     (machine.programs / "python3").symlink_to(sys.executable)
     sentence = machine.failure(
         "make", "install", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(machine.project)
@@ -115,7 +115,7 @@ def test_an_unreachable_package_index_is_one_sentence_and_no_stamp(machine: Mach
     assert not (machine.project / ".venv" / ".stamp-run").exists()
 
 
-def test_without_the_servers_of_the_tests_it_names_what_to_install(machine: Machine) -> None:
+def test_make_test_names_missing_servers_and_how_to_install_them(machine: Machine) -> None:
     """Method: no package manager and no browser are on the path."""
     assert re.search(
         r"Cannot run the tests: .* could not be installed; install it",

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_worker_that_wakes_up_doubles_records_of_the_group_and_none_of_leasehold(
+def test_a_frozen_worker_duplicates_records_of_other_consumers_and_none_of_leasehold(
     tmp_path: Path,
 ) -> None:
     """Method: both at once; a worker of each is frozen right after it has begun a file."""

@@ -162,7 +162,7 @@ def contents(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     """Goal: no room of the tree is installed at the top, and no file of a room is forgotten."""
     held = set(zipfile.ZipFile(wheel).namelist())
     metadata = {each for each in held if each.split("/")[0].endswith(".dist-info")}
@@ -173,7 +173,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {Path(each).name for each in metadata} >= {"METADATA", "entry_points.txt", "LICENSE"}
 
 
-def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     """Goal: whoever builds from the published sources gets every room, too."""
 
     with tarfile.open(build("sdist", ROOT, tmp_path)) as sources:
@@ -182,7 +182,7 @@ def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Pat
     assert contents(build("wheel", unpacked, tmp_path)) == contents(wheel)
 
 
-def test_a_clone_without_symbolic_links_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_a_clone_without_symbolic_links_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     """Method: where links are not supported, git writes each as a file that holds its target."""
     clone = tmp_path / "clone"
     for path in FILES:

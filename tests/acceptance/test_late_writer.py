@@ -31,7 +31,7 @@ CORES = 16
 *STAYING, DYING = NODES
 
 
-def test_a_job_that_outlives_its_host_writes_what_nothing_names(
+def test_files_of_a_job_that_outlives_its_host_are_never_committed(
     tmp_path: Path, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: after the timeout others have the shards of a dead host, and each record is there once.

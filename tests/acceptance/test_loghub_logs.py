@@ -60,7 +60,7 @@ def lines_of(path: Path) -> list[bytes]:
     return lines if lines[-1] else lines[:-1]
 
 
-def test_every_line_comes_out_once_and_in_order(
+def test_every_line_is_in_the_output_once_and_in_order(
     logs: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("loghub") / "home"

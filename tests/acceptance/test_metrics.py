@@ -56,7 +56,7 @@ def scrape(address: str) -> Samples:
     }
 
 
-def test_a_scrape_says_what_the_store_says(tmp_path: Path) -> None:
+def test_a_scrape_matches_the_lease_store(tmp_path: Path) -> None:
     """Goal: totals grow with what is committed, and a take-over and a lag are seen."""
     home = ConsumedHome(tmp_path)
     home.append(10)
@@ -86,7 +86,7 @@ def test_a_scrape_says_what_the_store_says(tmp_path: Path) -> None:
         assert sum(counted) == len(entries)
 
 
-def test_a_store_that_is_not_there_is_a_zero_until_it_is(tmp_path: Path) -> None:
+def test_leasehold_up_is_zero_until_the_store_exists(tmp_path: Path) -> None:
     with exporter(tmp_path) as address:
         assert scrape(address) == {("up",): 0}
         ConsumedHome(tmp_path)

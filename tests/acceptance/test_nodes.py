@@ -50,7 +50,7 @@ def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -
     command.until(all_seen, CHANGE_S)
 
 
-def test_nodes_come_and_go_while_records_flow(tmp_path: Path, mariadb: MariaDB) -> None:
+def test_nodes_join_and_leave_while_records_are_consumed(tmp_path: Path, mariadb: MariaDB) -> None:
     """Goal: each change of nodes is followed by the others, and each record is in the table once.
 
     The hosts share the database, the object store and the source, and no folder.

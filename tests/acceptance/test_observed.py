@@ -52,7 +52,7 @@ def traces_with(name: str, spans: list[Span]) -> list[set[str]]:
     return [names for names in traces.values() if name in names]
 
 
-def test_every_panel_has_data_and_each_step_is_in_a_trace(tmp_path: Path) -> None:
+def test_every_panel_has_data_and_each_step_has_a_span(tmp_path: Path) -> None:
     """Method: a daemon, a code server and Spark consume and publish; a real Prometheus scrapes."""
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / KEY.stream, SHARDS)

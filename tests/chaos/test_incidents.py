@@ -9,19 +9,19 @@ from tests.chaos.incidents import AtFailpoint, DatabaseFreezes, DatabaseStops, P
 from tests.failpoints import Failpoint
 
 
-def test_a_failpoint_is_for_one_incident_at_a_time() -> None:
+def test_a_failpoint_serves_one_incident_at_a_time() -> None:
     """Both write the same file: one of the two would never happen."""
     freeze = AtFailpoint(Failpoint.DURING_WRITE, freeze=True)
     assert not compatible(AtFailpoint(Failpoint.DURING_WRITE), [freeze])
     assert compatible(AtFailpoint(Failpoint.AFTER_WRITE), [freeze])
 
 
-def test_the_database_has_one_trouble_at_a_time() -> None:
+def test_the_database_has_one_incident_at_a_time() -> None:
     assert not compatible(DatabaseFreezes(), [DatabaseStops(crash=True)])
     assert compatible(DatabaseFreezes(), [AtFailpoint(Failpoint.AFTER_WRITE)])
 
 
-def test_a_run_that_has_not_begun_is_struck_once_it_has() -> None:
+def test_an_incident_waits_until_its_run_has_started() -> None:
     """Waiting for it in `strike` would keep what else is frozen in the same wave frozen."""
 
     class Runs:

@@ -12,7 +12,9 @@ from tests.chaos.incidents import OF_THE_DATABASE
 from tests.chaos.tally import Tally
 
 
-def test_parts_add_up_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_several_campaigns_are_added_up_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "results" / "chaos.jsonl"
     assert Tally.read(path) == Tally()
     first = Tally(rounds=2, records=70)

@@ -26,7 +26,7 @@ def ready(world: World) -> World:
     return world
 
 
-def test_a_commit_makes_everything_visible_at_once(ready: World) -> None:
+def test_a_commit_makes_all_its_batches_visible_at_once(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.intend(tenure, "0", "5")
     assert ready.store.batches(ready.key) == []
@@ -61,7 +61,7 @@ def test_a_commit_makes_everything_visible_at_once(ready: World) -> None:
     assert event.payload["last_event_time"] == NOON.isoformat()
 
 
-def test_times_come_back_as_the_same_moment(ready: World) -> None:
+def test_stored_times_are_read_back_unchanged(ready: World) -> None:
     tokyo = timezone(timedelta(hours=9))
     tenure = ready.open(A, X).tenure
     first, last = NOON.astimezone(tokyo), (NOON + timedelta(microseconds=1)).astimezone(tokyo)
@@ -73,7 +73,7 @@ def test_times_come_back_as_the_same_moment(ready: World) -> None:
     assert batch.statistics.first_event_time.astimezone(UTC) == NOON
 
 
-def test_a_watermark_stays_when_a_commit_brings_none(ready: World) -> None:
+def test_a_commit_without_a_watermark_keeps_the_stored_one(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.consume(tenure, "0", "5", watermark=NOON)
     ready.consume(tenure, "5", "6", 1)
@@ -121,7 +121,7 @@ def test_a_lost_shard_leaves_the_others_committed(ready: World) -> None:
     assert ready.shard(Y).check_point == "7"
 
 
-def test_a_fenced_holder_publishes_nothing(ready: World) -> None:
+def test_a_fenced_holder_commits_nothing(ready: World) -> None:
     """1. A pauses. 2. It is evicted; B takes x and commits. 3. A wakes: nothing of it is seen."""
     stale = ready.open(A, X).tenure
     ready.intend(stale, "0", "5")
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_moved_makes_the_commit_stale(ready: World) -> None:
     assert ready.shard(X).check_point == "3"
 
 
-def test_sequences_go_on_and_the_ledger_is_in_order(ready: World) -> None:
+def test_sequences_continue_and_the_ledger_is_in_order(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     for number in range(12):
         ready.consume(tenure, str(number), str(number + 1), number)
@@ -237,7 +237,7 @@ def test_the_last_parent_frees_the_child_in_the_same_transaction(ready: World) -
     assert ready.kinds(X)[-2:] == ["close", "edge"]
 
 
-def test_both_parents_may_end_in_one_commit(ready: World) -> None:
+def test_both_parents_can_end_in_one_commit(ready: World) -> None:
     merged = ShardId("merged")
     ready.add(ShardListing(merged, parents=(X, Y)))
     tenures = [ready.open(A, X).tenure, ready.open(A, Y).tenure]
@@ -247,7 +247,7 @@ def test_both_parents_may_end_in_one_commit(ready: World) -> None:
     assert ready.shard(merged).state is ShardState.NOT_ALLOC
 
 
-def test_a_finished_shard_is_out_of_reach(ready: World) -> None:
+def test_a_finished_shard_refuses_commits(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.consume(tenure, "0", "5", finished=True)
     shard = ready.shard(X)
@@ -261,13 +261,13 @@ def test_a_finished_shard_is_out_of_reach(ready: World) -> None:
     assert ready.intend(tenure, "5", "6", 1) == Stale()
 
 
-def test_nothing_to_do_is_nothing(ready: World) -> None:
+def test_a_call_without_batches_changes_nothing(ready: World) -> None:
     assert ready.store.commit([]) == {}
     assert ready.store.record_intents([]) == {}
     ready.store.mark_delivered(ready.key, [])
 
 
-def test_one_call_is_of_one_group_and_names_a_shard_once(ready: World) -> None:
+def test_a_call_refuses_two_groups_and_repeated_shards(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     with pytest.raises(ValueError, match="once"):
         ready.store.commit([a_commit(tenure, "0", "5"), a_commit(tenure, "0", "5")])
@@ -305,7 +305,7 @@ def test_the_journal_pages_in_order(ready: World) -> None:
     assert all(entry.at.tzinfo is not None for entry in entries)
 
 
-def test_hostile_text_is_only_text(ready: World) -> None:
+def test_hostile_text_is_stored_as_text(ready: World) -> None:
     """Quotes, percent signs and backslashes in reasons, attempts and runs stay what they are."""
     hostile = "'; DROP TABLE batch; -- %s %(x)s \\ \" `é漢🦆`\n"
     tenure = ready.open(A, X, run=hostile).tenure
@@ -316,7 +316,7 @@ def test_hostile_text_is_only_text(ready: World) -> None:
     assert (batch.run, batch.attempt) == (hostile, hostile)
 
 
-def test_throughput_adds_the_newest_committed_batches_up(ready: World) -> None:
+def test_throughput_adds_up_the_newest_committed_batches(ready: World) -> None:
     first, second = ready.open(A, X).tenure, ready.open(A, Y).tenure
     for number in range(4):
         ready.consume(first, str(5 * number), str(5 * number + 5), number)

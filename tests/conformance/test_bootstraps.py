@@ -26,7 +26,7 @@ def start(world: World, cursor: str, node: object = A, run: str = "run-1") -> Ch
     return world.store.bootstrap(world.key, X, node, cursor, run=run)  # type: ignore[arg-type]
 
 
-def test_a_shard_without_a_checkpoint_starts_there_once(held: World) -> None:
+def test_a_shard_without_a_checkpoint_starts_at_the_bootstrap_cursor_once(held: World) -> None:
     assert start(held, "5") == Changed((X,))
     row = held.shard(X)
     assert (row.check_point, row.bootstrap, row.consumer_epoch) == ("5", "5", 1)
@@ -38,7 +38,7 @@ def test_a_shard_without_a_checkpoint_starts_there_once(held: World) -> None:
     assert held.generation() == generation
 
 
-def test_what_was_consumed_since_is_never_gone_back_over(held: World) -> None:
+def test_a_repeated_bootstrap_does_not_go_back_over_committed_records(held: World) -> None:
     start(held, "5")
     opened = held.open(A, X)
     assert opened.check_point == "5"
@@ -52,7 +52,7 @@ def test_what_was_consumed_since_is_never_gone_back_over(held: World) -> None:
     assert verify(held.store, held.key) == []
 
 
-def test_another_cursor_takes_effect_and_withdraws_what_lies_behind_it(held: World) -> None:
+def test_another_bootstrap_cursor_withdraws_the_batches_after_it(held: World) -> None:
     tenure = held.open(A, X).tenure
     held.consume(tenure, "0", "5")
     held.consume(tenure, "5", "9", 1)
@@ -84,14 +84,14 @@ def test_a_bootstrap_needs_the_holder_and_no_other_run(held: World) -> None:
     assert held.store.review([tenure])[X].current
 
 
-def test_an_operators_force_wins_over_a_cursor_that_took_effect_before(held: World) -> None:
+def test_a_forced_checkpoint_overrides_an_earlier_bootstrap(held: World) -> None:
     start(held, "5")
     held.store.force_checkpoint(held.key, X, "7", observer="ops", reason="r")
     assert start(held, "5") == Stale()
     assert held.shard(X).check_point == "7"
 
 
-def test_an_unknown_shard(world: World) -> None:
+def test_a_bootstrap_of_an_unknown_shard_is_refused(world: World) -> None:
     world.group()
     world.join(A)
     with pytest.raises(UnknownShard):

@@ -55,7 +55,7 @@ def test_a_gap_cannot_go_back(world: World, at: str, back: str, *, skip: bool) -
 
 
 @pytest.mark.parametrize(("at", "back"), BACK)
-def test_a_first_gap_cannot_go_back_either(world: World, at: str, back: str) -> None:
+def test_a_first_gap_cannot_go_back(world: World, at: str, back: str) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -77,7 +77,7 @@ def test_a_batch_cannot_go_back(world: World, at: str, back: str) -> None:
 
 
 @pytest.mark.parametrize(("at", "back"), BACK)
-def test_only_a_force_goes_back(world: World, at: str, back: str) -> None:
+def test_only_a_forced_checkpoint_goes_back(world: World, at: str, back: str) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -92,7 +92,7 @@ def test_only_a_force_goes_back(world: World, at: str, back: str) -> None:
 
 
 @pytest.mark.parametrize("cursor", UNORDERED)
-def test_a_text_without_a_place_is_stored_by_no_verb(world: World, cursor: str) -> None:
+def test_no_operation_stores_a_cursor_without_an_order(world: World, cursor: str) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -117,7 +117,7 @@ def test_a_text_without_a_place_is_stored_by_no_verb(world: World, cursor: str) 
     assert store.gaps(world.key) == []
 
 
-def test_the_same_place_may_become_surer(world: World) -> None:
+def test_a_cursor_can_be_replaced_by_a_renewed_one_of_the_same_position(world: World) -> None:
     """Kinesis renews a cursor behind the last record, so that nothing expires unread."""
     world.group()
     world.join(A)
@@ -130,7 +130,7 @@ def test_the_same_place_may_become_surer(world: World) -> None:
     assert world.shard(X).check_point == "9+400"
 
 
-def test_records_of_a_run_are_never_committed_twice_by_a_client_beside_it(world: World) -> None:
+def test_a_client_never_commits_records_of_a_run_again(world: World) -> None:
     """1. A run commits [0, 5). 2. A client opens the shard and saves 3. 3. A run continues."""
     world.group()
     world.join(A)
@@ -149,7 +149,7 @@ def test_records_of_a_run_are_never_committed_twice_by_a_client_beside_it(world:
     assert ranges == [("0", "5"), ("5", "8")]
 
 
-def test_a_bootstrap_beyond_the_end_goes_back_by_a_force_that_says_so(world: World) -> None:
+def test_a_bootstrap_beyond_the_end_goes_back_by_a_journalled_force(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)

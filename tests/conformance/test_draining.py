@@ -32,7 +32,7 @@ def paused(world: World, group: Group, *, now: bool = True) -> None:
     world.store.update_group(replace(group, paused=now), observer="ops")
 
 
-def test_all_work_under_way_is_reported(world: World) -> None:
+def test_a_drain_reports_all_work_in_progress(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X, Y)
@@ -78,7 +78,7 @@ def test_a_group_is_drained_once_all_tenures_are_closed(world: World) -> None:
     assert not world.store.draining(world.key).drained
 
 
-def test_a_drain_ends_when_its_time_is_up(world: World) -> None:
+def test_a_drain_ends_after_its_timeout(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X)
@@ -92,7 +92,7 @@ def test_a_drain_ends_when_its_time_is_up(world: World) -> None:
     assert time.now_s == pytest.approx(1.2)
 
 
-def test_a_drain_ends_when_somebody_resumes_the_group(world: World) -> None:
+def test_a_drain_ends_if_the_group_is_resumed(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X)
@@ -110,7 +110,7 @@ def test_a_drain_ends_when_somebody_resumes_the_group(world: World) -> None:
     assert (draining.paused, draining.drained, len(time.slept)) == (False, False, 1)
 
 
-def test_the_intent_of_a_dead_run_is_reported_and_holds_no_drain_up(world: World) -> None:
+def test_the_intent_of_a_dead_run_is_reported_and_does_not_delay_a_drain(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X)

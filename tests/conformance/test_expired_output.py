@@ -41,7 +41,7 @@ def expired(world: World) -> Expired:
     return lost
 
 
-def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
+def test_the_oldest_rows_expire_and_the_newest_stays(world: World) -> None:
     consumed(world, 5)
     totals = world.store.totals(world.key)
     head = world.store.heads(world.key)[X]
@@ -69,7 +69,7 @@ def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_output_that_is_young_stays(world: World) -> None:
+def test_young_output_does_not_expire(world: World) -> None:
     consumed(world, 3)
     assert world.store.expirable(world.key, X, before=LONG_AGO) == []
     assert expire(world, before=LONG_AGO) == 0
@@ -80,7 +80,7 @@ def summary_of(world: World) -> list[Expired]:
     return [each.expired for each in world.store.summaries(world.key) if each.expired]
 
 
-def test_what_shares_a_file_goes_together_or_not_at_all(world: World) -> None:
+def test_batches_that_share_a_file_expire_together(world: World) -> None:
     consumed(world, 6)
     merge(world, 1, 3)
     assert expire(world, through=2) == 1, "batch 1 and 2 lie in one file with batch 3"
@@ -90,7 +90,7 @@ def test_what_shares_a_file_goes_together_or_not_at_all(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_the_file_of_the_newest_batch_keeps_all_that_it_holds(world: World) -> None:
+def test_no_batch_in_the_file_of_the_newest_batch_expires(world: World) -> None:
     consumed(world, 4)
     merge(world, 2, 3)
     assert expire(world) == 2
@@ -98,7 +98,7 @@ def test_the_file_of_the_newest_batch_keeps_all_that_it_holds(world: World) -> N
     assert verify(world.store, world.key) == []
 
 
-def test_rows_expire_that_were_folded_before(world: World) -> None:
+def test_merged_rows_expire(world: World) -> None:
     consumed(world, 6)
     merge(world, 0, 2)
     prune_all(world)
@@ -109,14 +109,14 @@ def test_rows_expire_that_were_folded_before(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_a_merged_file_of_more_rows_than_one_look_takes(world: World) -> None:
+def test_a_merged_file_with_more_rows_than_a_page_expires(world: World) -> None:
     consumed(world, 230, per_tenure=115)
     merge(world, 0, 219)
     assert expire(world) == 229
     assert verify(world.store, world.key) == []
 
 
-def test_a_portion_of_rows_expires_at_once_and_a_file_is_never_parted(world: World) -> None:
+def test_rows_expire_in_portions_that_never_divide_a_file(world: World) -> None:
     """The model takes as many rows at once as a database."""
     consumed(world, 230, per_tenure=115)
     merge(world, 150, 219)
@@ -129,7 +129,7 @@ def test_a_portion_of_rows_expires_at_once_and_a_file_is_never_parted(world: Wor
     assert verify(world.store, world.key) == []
 
 
-def test_nothing_expires_under_a_claim_or_before_its_event_is_delivered(world: World) -> None:
+def test_claimed_and_unreported_batches_do_not_expire(world: World) -> None:
     consumed(world, 3)
     claimed = world.store.claim_rewrite(world.key, X, "replay", RewriteKind.REPLAY)
     assert isinstance(claimed, Changed)
@@ -144,7 +144,7 @@ def test_nothing_expires_under_a_claim_or_before_its_event_is_delivered(world: W
     assert expire(world) == 1
 
 
-def test_abandoned_and_withdrawn_rows_go_with_their_neighbours(world: World) -> None:
+def test_abandoned_and_withdrawn_rows_expire_with_their_neighbours(world: World) -> None:
     consumed(world, 3)
     world.store.force_checkpoint(world.key, X, "1", observer="ops", reason="again")
     tenure = world.open(A, X, "run-a").tenure
@@ -159,7 +159,7 @@ def test_abandoned_and_withdrawn_rows_go_with_their_neighbours(world: World) -> 
     assert verify(world.store, world.key) == []
 
 
-def test_a_checkpoint_goes_back_to_where_output_begins_and_no_further(world: World) -> None:
+def test_a_forced_checkpoint_cannot_go_back_before_the_remaining_output(world: World) -> None:
     consumed(world, 4)
     assert expire(world, through=1) == 2
     with pytest.raises(CheckpointRefused, match=r"begins at '2': earlier output has expired"):
@@ -173,7 +173,7 @@ def test_a_checkpoint_goes_back_to_where_output_begins_and_no_further(world: Wor
     assert verify(world.store, world.key) == []
 
 
-def test_a_shard_is_not_read_again_from_a_beginning_that_has_expired(world: World) -> None:
+def test_a_bootstrap_before_expired_output_is_refused(world: World) -> None:
     """Reopening its parent would send it back to its start, whose records were committed once."""
     world.group()
     world.join(A)
@@ -199,7 +199,7 @@ def test_a_shard_is_not_read_again_from_a_beginning_that_has_expired(world: Worl
     assert numbers(world) == [1]
 
 
-def test_what_an_expired_row_broke_stays_broken(world: World) -> None:
+def test_a_violation_of_an_expired_row_stays_reported(world: World) -> None:
     """A gap that nobody recorded is found when its row goes, and is in every later verdict."""
     consumed(world, 2)
     tenure = world.open(A, X, "run-gap").tenure
@@ -212,7 +212,7 @@ def test_what_an_expired_row_broke_stays_broken(world: World) -> None:
     assert verify(world.store, world.key) == [], "the gap was recorded"
 
 
-def test_event_times_of_what_expired_are_known(world: World) -> None:
+def test_event_times_of_expired_output_are_stored(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -232,7 +232,7 @@ def test_event_times_of_what_expired_are_known(world: World) -> None:
     assert not lost.may_hold(times[0] + day, None)
 
 
-def test_one_record_from_the_future_does_not_count_until_then(world: World) -> None:
+def test_expiry_ignores_event_times_in_the_future(world: World) -> None:
     tenure = held(world)
     future = datetime(2099, 1, 1, tzinfo=UTC)
     file = DataFile("0", 1, 1, first_event_time=LONG_AGO, last_event_time=future)
@@ -253,7 +253,7 @@ def held(world: World) -> Tenure:
     return world.open(A, X, "run").tenure
 
 
-def test_a_shard_without_batches_has_nothing_to_lose(world: World) -> None:
+def test_a_shard_without_batches_expires_nothing(world: World) -> None:
     held(world)
     assert world.store.expirable(world.key, X, before=FAR) == []
     assert expire(world) == 0

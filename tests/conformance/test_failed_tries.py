@@ -32,7 +32,7 @@ def reopened(world: World, run: str, ended: str) -> Opened:
     return opened
 
 
-def test_a_range_counts_the_tenures_that_gave_it_up_or_died_with_it(ready: World) -> None:
+def test_tenures_that_failed_at_a_range_are_counted(ready: World) -> None:
     first = ready.open(A, X, "run-1")
     assert (first.failures, first.suspicion) == (0, None)
     ready.intend(first.tenure, "0", "8")
@@ -45,7 +45,7 @@ def test_a_range_counts_the_tenures_that_gave_it_up_or_died_with_it(ready: World
     assert killed.intent is not None
 
 
-def test_what_says_nothing_of_records_is_not_counted(ready: World) -> None:
+def test_failures_unrelated_to_records_are_not_counted(ready: World) -> None:
     for number in range(3):
         opened = ready.open(A, X, f"run-{number}")
         assert opened.failures == 0
@@ -54,7 +54,7 @@ def test_what_says_nothing_of_records_is_not_counted(ready: World) -> None:
     assert ready.shard(X).tries == 0
 
 
-def test_the_last_error_stays_with_a_shard_until_the_next_commit(ready: World) -> None:
+def test_a_shard_keeps_its_last_error_until_the_next_commit(ready: World) -> None:
     for number, gave_up in enumerate((False, True)):
         at = NOON + timedelta(minutes=number)
         error = f"The source is away ({number})."
@@ -87,7 +87,7 @@ def test_runs_that_are_killed_without_a_range_are_not_counted(ready: World) -> N
         assert reopened(ready, f"run-{number}", f"run-{number - 1}").failures == 0
 
 
-def test_a_run_that_is_killed_before_it_begins_with_the_range_is_not_counted(ready: World) -> None:
+def test_a_run_that_is_killed_before_it_starts_the_range_is_not_counted(ready: World) -> None:
     """Goal: where nodes die while they start, no record is blamed for it."""
     ready.intend(ready.open(A, X, "run-0").tenure, "0", "8")
     for number in range(1, 4):
@@ -96,7 +96,7 @@ def test_a_run_that_is_killed_before_it_begins_with_the_range_is_not_counted(rea
     assert ready.open(A, X, "run-4").failures == 1
 
 
-def test_a_run_that_is_buried_counts_and_its_burial_does_not(ready: World) -> None:
+def test_a_dead_run_counts_as_a_try_and_its_cleanup_does_not(ready: World) -> None:
     """Goal: a killed run is one failed try, whoever closes its tenure, and in a transfer too."""
     ready.intend(ready.open(A, X, "run-1").tenure, "0", "8")
     ready.store.close_tenure(reopened(ready, "grave", "run-1").tenure, reason="it ended")
@@ -106,7 +106,7 @@ def test_a_run_that_is_buried_counts_and_its_burial_does_not(ready: World) -> No
     assert ready.open(B, X, "run-4").failures == 2
 
 
-def test_a_smaller_range_follows_one_that_is_abandoned_under_the_next_number(ready: World) -> None:
+def test_a_smaller_range_replaces_an_abandoned_one_under_the_next_number(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.intend(tenure, "0", "8")
     ready.store.suspect(tenure, SUSPECTED, abandon=True)
@@ -120,7 +120,7 @@ def test_a_smaller_range_follows_one_that_is_abandoned_under_the_next_number(rea
     assert again.intent.state is BatchState.INTENT
 
 
-def test_a_suspicion_may_leave_the_range_as_it_is(ready: World) -> None:
+def test_a_suspicion_can_keep_its_range(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.intend(tenure, "0", "1")
     alone = replace(SUSPECTED, records=1, alone=True)
@@ -134,7 +134,7 @@ def test_a_suspicion_may_leave_the_range_as_it_is(ready: World) -> None:
     assert reopened(ready, "run-3", "run-2").failures == 2
 
 
-def test_the_tries_of_a_record_that_stands_alone_are_counted_anew(ready: World) -> None:
+def test_the_tries_of_a_single_suspected_record_are_counted_from_zero(ready: World) -> None:
     """Goal: a record in whose company two runs died is not blamed for it."""
     ready.intend(ready.open(A, X, "run-1").tenure, "0", "1")
     ready.intend(reopened(ready, "run-2", "run-1").tenure, "0", "1")
@@ -145,9 +145,7 @@ def test_the_tries_of_a_record_that_stands_alone_are_counted_anew(ready: World) 
     assert reopened(ready, "run-4", "run-3").failures == 1
 
 
-def test_a_commit_says_what_is_still_suspected_and_no_try_behind_it_has_failed(
-    ready: World,
-) -> None:
+def test_a_commit_stores_the_remaining_suspicion_and_resets_the_tries(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.intend(tenure, "0", "4")
     rest = SUSPECTED.after(4)
@@ -161,7 +159,7 @@ def test_a_commit_says_what_is_still_suspected_and_no_try_behind_it_has_failed(
     assert not ready.store.progress(ready.key, [A])[X].blocked
 
 
-def test_a_checkpoint_that_moves_in_another_way_ends_the_suspicion(ready: World) -> None:
+def test_a_checkpoint_moved_without_a_commit_ends_the_suspicion(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.store.suspect(tenure, SUSPECTED, abandon=True)
     ready.store.record_gap(tenure, start="0", end="3", reason="it is gone")
@@ -174,7 +172,7 @@ def test_a_checkpoint_that_moves_in_another_way_ends_the_suspicion(ready: World)
     assert (ready.shard(X).tries, ready.shard(X).suspicion) == (0, None)
 
 
-def test_a_stale_holder_suspects_nothing(ready: World) -> None:
+def test_a_stale_holder_cannot_store_a_suspicion(ready: World) -> None:
     old = ready.open(A, X, "run-1").tenure
     reopened(ready, "run-2", "run-1")
     with pytest.raises(LeaseLost, match="tenure 1"):
@@ -182,7 +180,7 @@ def test_a_stale_holder_suspects_nothing(ready: World) -> None:
     assert ready.shard(X).suspicion is None
 
 
-def test_the_record_at_which_a_shard_is_held_can_be_sent_to_quarantine(ready: World) -> None:
+def test_an_operator_can_quarantine_the_record_that_holds_a_shard(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.consume(tenure, "0", "4")
 

@@ -52,7 +52,7 @@ def ranges(world: World, shard: ShardId) -> list[tuple[str, str]]:
     return [(batch.start, batch.end) for batch in world.store.batches(world.key, shard)]
 
 
-def test_what_lies_behind_the_new_checkpoint_is_withdrawn(world: World, read: Tenure) -> None:
+def test_a_forced_checkpoint_withdraws_the_batches_after_it(world: World, read: Tenure) -> None:
     """Read again, each record is in committed output once."""
     assert force(world, X, "5") == Changed((X,))
     assert ranges(world, X) == [("0", "5")]
@@ -73,7 +73,7 @@ def test_what_lies_behind_the_new_checkpoint_is_withdrawn(world: World, read: Te
 
 
 @pytest.mark.parametrize(("cursor", "left"), [("0", 0), ("9", 2), ("12", 3), ("15", 3)])
-def test_a_checkpoint_may_lie_at_every_border_of_the_ledger(
+def test_a_checkpoint_can_be_forced_to_every_batch_boundary(
     world: World, read: Tenure, cursor: str, left: int
 ) -> None:
     assert force(world, X, cursor) == Changed((X,))
@@ -84,7 +84,7 @@ def test_a_checkpoint_may_lie_at_every_border_of_the_ledger(
     assert verify(world.store, world.key) == []
 
 
-def test_a_batch_is_not_divided(world: World, read: Tenure) -> None:
+def test_a_checkpoint_inside_a_batch_is_refused(world: World, read: Tenure) -> None:
     before = (world.shard(X), world.generation(), world.kinds())
     with pytest.raises(CheckpointRefused, match=r"inside batch x\.1 .* '5', .* '9'"):
         force(world, X, "7")
@@ -101,7 +101,7 @@ def test_a_checkpoint_inside_a_recorded_gap_divides_no_batch(world: World, read:
     assert verify(world.store, world.key) == []
 
 
-def test_a_cursor_before_all_that_was_read_withdraws_everything(world: World) -> None:
+def test_a_cursor_before_the_first_batch_withdraws_everything(world: World) -> None:
     world.group(initial_position="end")
     world.join(A)
     world.add(X)
@@ -139,7 +139,7 @@ def test_cursors_of_every_source_are_ordered(
     assert ranges(world, X) == [(first, second)]
 
 
-def test_batches_that_share_a_file_are_not_parted(world: World) -> None:
+def test_a_checkpoint_between_batches_of_one_file_is_refused(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -156,7 +156,7 @@ def test_batches_that_share_a_file_are_not_parted(world: World) -> None:
     assert ranges(world, X) == [("0", "5")]
 
 
-def test_a_commit_that_comes_after_the_force_is_refused(world: World, read: Tenure) -> None:
+def test_a_commit_after_a_forced_checkpoint_is_refused(world: World, read: Tenure) -> None:
     """1. A intends [12, 14). 2. An operator goes back to 5. 3. A's commit changes nothing."""
     world.intend(read, "12", "14", 3)
     force(world, X, "5")
@@ -195,7 +195,7 @@ def family(world: World, request: pytest.FixtureRequest) -> World:
     return world
 
 
-def test_reopening_is_refused_where_children_were_read(family: World) -> None:
+def test_reopening_is_refused_if_children_were_read(family: World) -> None:
     before = (family.generation(), family.kinds(), family.shard(Z))
     with pytest.raises(CheckpointRefused, match=r"'x' .* were read \(y, z\)\. .* cascade"):
         force(family, X, "5")
@@ -205,7 +205,7 @@ def test_reopening_is_refused_where_children_were_read(family: World) -> None:
 
 
 @pytest.mark.parametrize("reopen", Reopening)
-def test_a_finished_shard_that_is_forced_to_where_it_ended_stays_finished(
+def test_a_finished_shard_that_is_forced_to_its_end_stays_finished(
     family: World, reopen: Reopening
 ) -> None:
     """There is nothing to read again: it is not reopened, and nobody waits for it anew."""
@@ -216,7 +216,7 @@ def test_a_finished_shard_that_is_forced_to_where_it_ended_stays_finished(
     assert verify(family.store, family.key) == []
 
 
-def test_cascade_reads_the_children_again_too(family: World) -> None:
+def test_cascade_resets_the_children(family: World) -> None:
     ordered = family.store.pulse(family.key).group.ordered
     stale = Tenure(family.key, Z, B, 1, "run-1")
     changed = force(family, X, "5", Reopening.CASCADE)
@@ -242,7 +242,7 @@ def test_cascade_reads_the_children_again_too(family: World) -> None:
     assert verify(family.store, family.key) == []
 
 
-def test_after_a_cascade_everything_is_read_again_once_and_in_order(family: World) -> None:
+def test_after_a_cascade_parents_and_children_are_read_again_in_order(family: World) -> None:
     force(family, X, "0", Reopening.CASCADE)
     (tenure,) = hold_again(family, X)
     consume(family, tenure, "0", "9", 2, finished=True)
@@ -266,7 +266,7 @@ def hold_again(world: World, shard: ShardId) -> list[Tenure]:
     return [world.open(owner, shard, f"again-{shard}").tenure]
 
 
-def test_accept_reads_this_shard_alone_and_records_it(family: World) -> None:
+def test_accept_reopens_only_the_parent_and_journals_it(family: World) -> None:
     family.claim(A, W)
     untouched = [family.shard(shard) for shard in (Y, Z, W)]
     assert force(family, X, "5", Reopening.ACCEPT) == Changed((X,))
@@ -280,7 +280,7 @@ def test_accept_reads_this_shard_alone_and_records_it(family: World) -> None:
     assert verify(family.store, family.key) == []
 
 
-def test_an_order_that_nobody_gave_up_is_still_owed(world: World) -> None:
+def test_verify_reports_a_broken_order_that_was_not_accepted(world: World) -> None:
     """The same reopening, with the record of the choice taken away."""
     world.group()
     world.join(A, B)
@@ -299,7 +299,7 @@ def test_an_order_that_nobody_gave_up_is_still_owed(world: World) -> None:
     assert [(violation.rule, violation.shard) for violation in violations] == [("order", Y)]
 
 
-def test_children_that_were_not_read_yet_just_wait_again(world: World) -> None:
+def test_unread_children_of_a_reopened_parent_wait_again(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(ShardListing(X, read_only=True), *(ShardListing(s, parents=(X,)) for s in (Y, Z)))
@@ -320,7 +320,7 @@ def test_children_that_were_not_read_yet_just_wait_again(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_a_merged_child_waits_for_the_reopened_parent_alone(world: World) -> None:
+def test_a_merged_child_waits_only_for_its_reopened_parent(world: World) -> None:
     world.group()
     world.join(A)
     world.add(
@@ -363,7 +363,7 @@ def test_an_unknown_shard_is_refused(world: World) -> None:
         force(world, X, "0", Reopening.CASCADE)
 
 
-def test_the_order_may_change_between_reopenings(world: World) -> None:
+def test_the_order_of_a_group_can_change_between_reopenings(world: World) -> None:
     """Reopened while the group was unordered: the child continues after it became ordered."""
     group = world.group(ordered=False)
     world.join(A, B)

@@ -41,7 +41,7 @@ def accept(world: World, start: str, end: str) -> Changed | Stale:
     return world.store.acknowledge_gap(world.key, gap, observer="ops")
 
 
-def test_a_held_gap_moves_nothing(world: World, tenure: Tenure) -> None:
+def test_a_held_gap_moves_no_checkpoint(world: World, tenure: Tenure) -> None:
     record(world, tenure, "9", skip=False)
     record(world, tenure, "9", skip=False)
     assert spans(world) == [("5", "9", False, False)]
@@ -64,7 +64,7 @@ def test_a_held_gap_grows_with_retention_until_it_is_skipped(world: World, tenur
     assert isinstance(world.consume(tenure, "20", "21", 2), Changed)
 
 
-def test_what_was_accepted_never_grows(world: World, tenure: Tenure) -> None:
+def test_an_accepted_gap_never_grows(world: World, tenure: Tenure) -> None:
     record(world, tenure, "9", skip=False)
     assert accept(world, "5", "9") == Changed((X,))
     record(world, tenure, "12", skip=False)
@@ -75,7 +75,7 @@ def test_what_was_accepted_never_grows(world: World, tenure: Tenure) -> None:
     assert world.shard(X).check_point == "9"
 
 
-def test_exactly_the_range_that_was_seen_is_accepted(world: World, tenure: Tenure) -> None:
+def test_an_operator_accepts_exactly_the_listed_range(world: World, tenure: Tenure) -> None:
     """1. an operator sees [5, 9); 2. retention continues to 12; 3. the operator accepts."""
     record(world, tenure, "9", skip=False)
     record(world, tenure, "12", skip=False)
@@ -87,13 +87,13 @@ def test_exactly_the_range_that_was_seen_is_accepted(world: World, tenure: Tenur
     assert [(entry.reason, entry.observer) for entry in entries] == [("accepted [5, 12)", "ops")]
 
 
-def test_a_skipped_gap_may_be_accepted_later(world: World, tenure: Tenure) -> None:
+def test_a_skipped_gap_can_be_accepted_later(world: World, tenure: Tenure) -> None:
     record(world, tenure, "9", skip=True)
     assert accept(world, "5", "9") == Changed((X,))
     assert spans(world) == [("5", "9", True, True)]
 
 
-def test_a_gap_before_the_first_batch(world: World) -> None:
+def test_a_gap_before_the_first_batch_is_recorded(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)

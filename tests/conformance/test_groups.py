@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import NOON, A, B, World, X, Y, a_commit
 
 
-def test_a_group_comes_back_as_it_was_created(world: World) -> None:
+def test_a_group_is_read_back_as_it_was_created(world: World) -> None:
     group = Group(
         world.key,
         ordered=False,
@@ -87,7 +87,7 @@ def test_an_update_replaces_settings_and_raises_the_generation(world: World) -> 
     assert "node_cap: None → 2" in entry.reason
 
 
-def test_becoming_unordered_frees_every_waiting_shard(world: World) -> None:
+def test_a_group_that_becomes_unordered_frees_every_waiting_shard(world: World) -> None:
     group = world.group()
     world.add(X, ShardListing(Y, parents=(X,)))
     assert world.shard(Y).state is ShardState.WAIT
@@ -96,7 +96,7 @@ def test_becoming_unordered_frees_every_waiting_shard(world: World) -> None:
     assert world.edges(Y) == [1, 2]
 
 
-def test_becoming_ordered_leaves_running_shards_alone(world: World) -> None:
+def test_a_group_that_becomes_ordered_keeps_its_running_shards(world: World) -> None:
     group = world.group(ordered=False)
     world.join(A)
     world.add(X, ShardListing(Y, parents=(X,)))
@@ -132,7 +132,7 @@ def test_deleting_by_force_removes_all_that_belongs_to_the_group(world: World) -
     assert world.store.pending_events(world.key) == []
 
 
-def test_every_verb_names_a_group_that_does_not_exist(world: World) -> None:
+def test_every_operation_names_an_unknown_group(world: World) -> None:
     store, key = world.store, world.key
     tenure = Tenure(key, X, A, 1, "run")
     verbs = [
@@ -182,7 +182,7 @@ def test_every_verb_names_a_group_that_does_not_exist(world: World) -> None:
     assert store.beat(key, A, "i") == BeatRefused()
 
 
-def test_a_snapshot_is_in_order_of_names(world: World) -> None:
+def test_a_snapshot_is_ordered_by_names(world: World) -> None:
     world.group()
     world.join(B, A)
     world.add(Y, X)
@@ -192,7 +192,7 @@ def test_a_snapshot_is_in_order_of_names(world: World) -> None:
     assert world.store.pulse(world.key).nodes == snapshot.nodes
 
 
-def test_progress_shows_what_the_served_nodes_may_consume(world: World) -> None:
+def test_progress_lists_the_shards_that_the_served_nodes_can_consume(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X, Y)
@@ -208,7 +208,7 @@ def test_progress_shows_what_the_served_nodes_may_consume(world: World) -> None:
     assert world.store.progress(world.key, []) == {}
 
 
-def test_the_pulse_of_one_node_has_no_other_node(world: World) -> None:
+def test_the_pulse_of_one_node_contains_no_other_node(world: World) -> None:
     world.group()
     world.join(A, B)
     whole = world.store.pulse(world.key)

@@ -22,7 +22,7 @@ def test_a_store_has_one_identity(world: World) -> None:
     assert MemoryStore().identity() != identity
 
 
-def test_processes_that_ask_at_once_agree(world: World) -> None:
+def test_concurrent_processes_agree_on_the_identity(world: World) -> None:
     """Method: each has a connection of its own, and remembers nothing."""
     stores = [world.store] * 4
     if isinstance(world.store, SqlStore):
@@ -31,7 +31,7 @@ def test_processes_that_ask_at_once_agree(world: World) -> None:
     assert len({each.id for each in at_once(*(store.identity for store in stores))}) == 1
 
 
-def test_a_group_keeps_the_log_that_it_noted_first(world: World) -> None:
+def test_a_group_keeps_the_identity_of_its_first_log(world: World) -> None:
     world.group()
     store, key = world.store, world.key
     assert store.log_of_group(key, "a") == "a"

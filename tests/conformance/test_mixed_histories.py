@@ -235,7 +235,7 @@ def test_every_store_commits_each_record_once(store: LeaseStore, log: str, seed:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 100_000), log=st.sampled_from(list(LOGS)))
-def test_whoever_consumes_each_record_is_committed_once(seed: int, log: str) -> None:
+def test_runs_and_clients_commit_each_record_once(seed: int, log: str) -> None:
     played(MemoryStore(), log, seed)
 
 
@@ -367,7 +367,7 @@ def falsified(history: History, overlap: Callable[[Rows], None]) -> Rows:
 @pytest.mark.parametrize("overlap", OVERLAPS, ids=lambda overlap: overlap.__name__)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 100_000), log=st.sampled_from(list(LOGS)))
-def test_an_overlap_that_is_put_in_by_hand_is_found(
+def test_verify_finds_an_overlap_that_was_inserted_by_hand(
     overlap: Callable[[Rows], None], seed: int, log: str
 ) -> None:
     assert "ledger" in falsified(steady(log, seed), overlap).verdict()
@@ -387,7 +387,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_proof_without_any_part_of_the_rule_misses_an_overlap(
+def test_each_part_of_the_rule_is_needed_to_find_overlaps(
     mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, (part, instead) = inspect.getsource(history_proof), MUTANTS[mutant]

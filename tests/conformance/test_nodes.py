@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 
-def test_a_new_name_begins_at_one(world: World) -> None:
+def test_the_counter_of_a_new_node_starts_at_one(world: World) -> None:
     world.group()
     assert world.register(A, "a-1", address="host:1") == Registered(1)
     node = world.node(A)
@@ -31,7 +31,7 @@ def test_a_new_name_begins_at_one(world: World) -> None:
     assert world.generation() == 1
 
 
-def test_settings_of_a_node_come_back(world: World) -> None:
+def test_settings_of_a_node_are_read_back(world: World) -> None:
     world.group()
     settings = {"source_count": 3, "node_id": 2, "pinned": {X: "7", Y: None}, "accepts_runs": False}
     world.register(A, "a-1", **settings)
@@ -39,7 +39,7 @@ def test_settings_of_a_node_come_back(world: World) -> None:
     assert {name: getattr(node, name) for name in settings} == settings
 
 
-def test_a_node_says_its_release(world: World) -> None:
+def test_a_node_stores_its_release(world: World) -> None:
     """A sensor continues its own node after an upgrade, under the release of now."""
     world.group()
     world.register(A, "a-1", release_version="0.1.9")
@@ -48,7 +48,7 @@ def test_a_node_says_its_release(world: World) -> None:
     assert world.node(A).release_version == RELEASE
 
 
-def test_the_same_incarnation_continues_its_own(world: World) -> None:
+def test_an_incarnation_that_registers_again_continues(world: World) -> None:
     """Its counter rises, so that who counted its silence starts again; nothing is journalled."""
     world.group()
     world.join(A)
@@ -68,7 +68,7 @@ def test_new_settings_of_a_member_raise_the_generation(world: World) -> None:
     assert not world.node(A).accepts_runs
 
 
-def test_a_name_that_somebody_answers_to_is_taken(world: World) -> None:
+def test_the_name_of_a_live_node_is_refused(world: World) -> None:
     world.group()
     world.join(A)
     assert world.register(A, "other") == NameTaken("a-1", 1)
@@ -76,7 +76,7 @@ def test_a_name_that_somebody_answers_to_is_taken(world: World) -> None:
     assert world.node(A).incarnation == "a-1"
 
 
-def test_displacing_a_silent_incarnation_releases_what_it_held(world: World) -> None:
+def test_replacing_a_silent_incarnation_releases_its_shards(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -87,7 +87,7 @@ def test_displacing_a_silent_incarnation_releases_what_it_held(world: World) -> 
     assert world.kinds() == ["join", "edge", "edge", "open", "evict", "close", "edge", "join"]
 
 
-def test_a_beat_that_landed_keeps_the_name(world: World) -> None:
+def test_a_beat_prevents_the_replacement_of_its_incarnation(world: World) -> None:
     """1. An observer sees counter 1 stall. 2. It beats: 2. 3. Displacing 1 is refused."""
     world.group()
     world.join(A)
@@ -95,7 +95,7 @@ def test_a_beat_that_landed_keeps_the_name(world: World) -> None:
     assert world.register(A, "other", displaced=1) == NameTaken("a-1", 2)
 
 
-def test_beats_count_one_by_one_and_leave_the_group_alone(world: World) -> None:
+def test_each_beat_adds_one_and_changes_no_generation(world: World) -> None:
     world.group()
     world.join(A)
     before = world.generation()
@@ -108,7 +108,7 @@ def test_beats_count_one_by_one_and_leave_the_group_alone(world: World) -> None:
     assert world.node(A).lease_id == 4
 
 
-def test_a_beat_of_somebody_else_is_refused(world: World) -> None:
+def test_a_beat_of_another_incarnation_is_refused(world: World) -> None:
     world.group()
     world.join(A)
     assert world.store.beat(world.key, A, "other") == BeatRefused()
@@ -118,7 +118,7 @@ def test_a_beat_of_somebody_else_is_refused(world: World) -> None:
     assert world.store.beat(world.key, A, "") == BeatRefused()
 
 
-def test_leaving_releases_everything_at_once(world: World) -> None:
+def test_a_node_that_leaves_releases_all_its_shards_at_once(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X, Y, Z)
@@ -132,7 +132,7 @@ def test_leaving_releases_everything_at_once(world: World) -> None:
     assert world.store.leave(world.key, A, "a-1") == Stale()
 
 
-def test_only_its_own_incarnation_leaves(world: World) -> None:
+def test_only_the_current_incarnation_can_leave(world: World) -> None:
     world.group()
     world.join(A)
     assert world.store.leave(world.key, A, "other") == Stale()
@@ -140,7 +140,7 @@ def test_only_its_own_incarnation_leaves(world: World) -> None:
     assert world.node(A).member
 
 
-def test_a_name_can_be_answered_to_again_after_leaving(world: World) -> None:
+def test_a_name_can_be_used_again_after_its_node_left(world: World) -> None:
     world.group()
     world.join(A)
     world.store.leave(world.key, A, "a-1")
@@ -148,7 +148,7 @@ def test_a_name_can_be_answered_to_again_after_leaving(world: World) -> None:
     assert world.kinds() == ["join", "leave", "join"]
 
 
-def test_evicting_releases_a_dead_nodes_shards(world: World) -> None:
+def test_an_eviction_releases_the_shards_of_a_dead_node(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -165,7 +165,7 @@ def test_evicting_releases_a_dead_nodes_shards(world: World) -> None:
     assert (edge.from_owner, edge.to_owner) == (A, None)
 
 
-def test_a_beat_in_between_saves_the_node(world: World) -> None:
+def test_a_beat_before_the_eviction_prevents_it(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -192,7 +192,7 @@ def test_a_holder_that_dies_in_a_transfer_frees_the_shard(world: World) -> None:
     assert world.edges(X) == [1, 3, 5, 9]
 
 
-def test_a_next_node_that_dies_gives_the_shard_back(world: World) -> None:
+def test_a_shard_returns_to_its_holder_if_the_next_node_dies(world: World) -> None:
     """Edge 6 back to the holder, whose tenure continues: nothing is read again."""
     world.group()
     world.join(A, B)
@@ -229,7 +229,7 @@ def test_in_a_modulo_group_members_must_agree(world: World) -> None:
     assert world.register(A, "a-2", source_count=5, node_id=4) == Registered(2)
 
 
-def test_waiting_and_finished_shards_are_nobodys_to_release(world: World) -> None:
+def test_a_node_that_leaves_changes_no_waiting_or_finished_shard(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X, ShardListing(Y, parents=(X,)), ShardListing(Z, read_only=True))
@@ -240,7 +240,7 @@ def test_waiting_and_finished_shards_are_nobodys_to_release(world: World) -> Non
     assert world.shard(Z).state is ShardState.OVER
 
 
-def test_the_age_of_a_beat_counts_from_the_newest_one(world: World) -> None:
+def test_the_age_of_a_beat_is_that_of_the_newest_one(world: World) -> None:
     """By the store's own clock, and only for members. Method: wait, then let one of two beat."""
     assert world.store.beat_ages(world.key) == {}
     world.group()

@@ -52,19 +52,19 @@ def test_a_commit_leaves_an_event_for_the_hook(world: World, tenures: list[Tenur
     assert "files" not in shown.payload
 
 
-def test_without_a_hook_there_is_none(world: World, tenures: list[Tenure]) -> None:
+def test_a_commit_without_a_hook_leaves_no_event(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0, hooked=False)
     assert waiting(world) == []
     assert len(world.store.pending_events(world.key)) == 1
 
 
-def test_a_repeated_commit_leaves_one(world: World, tenures: list[Tenure]) -> None:
+def test_a_repeated_commit_leaves_one_event(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     world.store.commit([a_commit(tenures[0], "0", "1", hooked=True)])
     assert waiting(world) == [("x", 1, "x.0")]
 
 
-def test_the_oldest_of_each_shard_comes_next(world: World, tenures: list[Tenure]) -> None:
+def test_the_oldest_event_of_each_shard_comes_next(world: World, tenures: list[Tenure]) -> None:
     x, y = tenures
     commit(world, y, 0, 1)
     commit(world, x, 0, 1, 2)
@@ -79,7 +79,7 @@ def test_the_oldest_of_each_shard_comes_next(world: World, tenures: list[Tenure]
     assert len(world.store.pending_events(world.key)) == 5
 
 
-def test_a_failed_attempt_is_counted_and_its_error_kept_in_one_line(
+def test_a_failed_delivery_is_counted_and_stores_its_error_in_one_line(
     world: World, tenures: list[Tenure]
 ) -> None:
     commit(world, tenures[0], 0)
@@ -113,7 +113,9 @@ def test_one_node_has_the_lock(world: World, tenures: list[Tenure]) -> None:
 
 
 @pytest.mark.parametrize("how", ["evicted", "left", "another incarnation"])
-def test_the_lock_of_a_dead_node_passes(world: World, tenures: list[Tenure], how: str) -> None:
+def test_another_node_takes_the_lock_of_a_dead_node(
+    world: World, tenures: list[Tenure], how: str
+) -> None:
     """1. a takes the lock and stops; 2. its lease lapses; 3. b delivers; 4. a wakes up."""
     commit(world, tenures[0], 0)
     claim = take(world, A)

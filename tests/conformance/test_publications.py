@@ -65,7 +65,7 @@ def test_one_node_has_the_lock(world: World, tenures: list[Tenure]) -> None:
     assert (row.node, row.epoch, row.table) == (B, again.epoch + 1, b.table)
 
 
-def test_of_two_processes_of_a_node_one_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
+def test_one_of_two_processes_of_a_node_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
     """Both have seen the same epoch; the later one fences nobody."""
     table = Publisher(world).table
     take = partial(world.store.take_publish_lock, world.key, A, "a-1", table)
@@ -80,7 +80,7 @@ def test_of_two_processes_of_a_node_one_takes_the_lock(world: World, tenures: li
     assert world.store.release_publish_lock(first) == LockOver()
 
 
-def test_who_publishes_once_needs_no_node(world: World, tenures: list[Tenure]) -> None:
+def test_a_single_publication_needs_no_node(world: World, tenures: list[Tenure]) -> None:
     a = Publisher(world)
     held = a.take()
     assert world.store.take_publish_lock(world.key, None, "", a.table) == LockTaken(A)
@@ -101,7 +101,9 @@ def test_who_publishes_once_needs_no_node(world: World, tenures: list[Tenure]) -
     assert b.commit(planned) == Settled()
 
 
-def test_the_lock_of_an_evicted_node_passes(world: World, tenures: list[Tenure]) -> None:
+def test_another_node_takes_the_lock_of_an_evicted_node(
+    world: World, tenures: list[Tenure]
+) -> None:
     first = Publisher(world).take()
     counter = world.node(A).lease_id
     world.store.evict(world.key, A, counter, observer="b", reason="silent")
@@ -109,7 +111,9 @@ def test_the_lock_of_an_evicted_node_passes(world: World, tenures: list[Tenure])
     assert world.store.release_publish_lock(first) == LockOver()
 
 
-def test_the_locks_to_deliver_and_to_publish_are_two(world: World, tenures: list[Tenure]) -> None:
+def test_the_locks_for_delivery_and_publication_are_independent(
+    world: World, tenures: list[Tenure]
+) -> None:
     assert not isinstance(world.store.take_delivery_lock(world.key, B, "b-1"), LockTaken)
     Publisher(world).take()
     assert world.store.take_delivery_lock(world.key, A, "a-1") == LockTaken(B)
@@ -165,7 +169,7 @@ def test_an_unknown_group_has_no_publication(world: World) -> None:
 # -- what waits -----------------------------------------------------------------------------------
 
 
-def test_what_waits_is_what_was_committed(world: World, tenures: list[Tenure]) -> None:
+def test_committed_batches_wait_for_publication(world: World, tenures: list[Tenure]) -> None:
     x, _ = tenures
     assert world.store.unpublished(world.key) == []
     assert world.store.publication_lag(world.key) == []
@@ -196,7 +200,9 @@ def test_each_shard_has_its_share_of_a_limit(world: World, tenures: list[Tenure]
     assert most.more
 
 
-def test_an_idle_look_is_two_statements(world: World, tenures: list[Tenure]) -> None:
+def test_an_idle_check_of_the_publisher_costs_two_statements(
+    world: World, tenures: list[Tenure]
+) -> None:
     publisher = Publisher(world)
     publisher.start()
     commit(world, tenures[0], 0, 1)
@@ -212,7 +218,9 @@ def test_an_idle_look_is_two_statements(world: World, tenures: list[Tenure]) -> 
 # -- the commit -----------------------------------------------------------------------------------
 
 
-def test_a_publication_moves_everything(world: World, tenures: list[Tenure]) -> None:
+def test_a_publication_moves_pointer_cursors_and_changes(
+    world: World, tenures: list[Tenure]
+) -> None:
     x, y = tenures
     commit(world, x, 0, 1)
     commit(world, y, 0)
@@ -250,7 +258,7 @@ def test_a_repeated_commit_is_settled(world: World, tenures: list[Tenure]) -> No
     assert until(world, X) == 2
 
 
-def test_a_publisher_that_wakes_up_publishes_nothing(world: World, tenures: list[Tenure]) -> None:
+def test_a_fenced_publisher_publishes_nothing(world: World, tenures: list[Tenure]) -> None:
     """1. a plans and is frozen; 2. b takes the lock and publishes; 3. a wakes up and commits."""
     commit(world, tenures[0], 0)
     a, b = Publisher(world), Publisher(world, B)
@@ -268,7 +276,7 @@ def test_a_publisher_that_wakes_up_publishes_nothing(world: World, tenures: list
     assert b.files == ["x/0"]
 
 
-def test_a_publication_begins_at_the_cursor(world: World, tenures: list[Tenure]) -> None:
+def test_a_publication_starts_at_the_published_cursor(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0, 1)
     publisher = Publisher(world)
     publisher.start()
@@ -284,7 +292,7 @@ def test_a_publication_begins_at_the_cursor(world: World, tenures: list[Tenure])
     assert until(world, X) == 1
 
 
-def test_a_table_that_somebody_else_has_changed_is_left_alone(
+def test_a_table_that_another_writer_changed_is_not_published_to(
     world: World, tenures: list[Tenure]
 ) -> None:
     commit(world, tenures[0], 0)
@@ -324,7 +332,7 @@ def test_a_table_is_created_once(world: World, tenures: list[Tenure]) -> None:
 # -- columns --------------------------------------------------------------------------------------
 
 
-def test_columns_are_agreed_on_by_test_and_set(world: World, tenures: list[Tenure]) -> None:
+def test_a_change_of_columns_compares_their_version(world: World, tenures: list[Tenure]) -> None:
     one = [{"name": "a", "type": "long", "id": 1}]
     two = [*one, {"name": "ü", "type": {"list": "string"}, "id": 2}]
     assert world.store.agree_columns(world.key, one, seen_version=1) == Stale()
@@ -343,7 +351,7 @@ def test_columns_are_agreed_on_by_test_and_set(world: World, tenures: list[Tenur
     assert row.columns == TableColumns(2, tuple(two))
 
 
-def test_one_of_two_agreements_wins(world: World, tenures: list[Tenure]) -> None:
+def test_one_of_two_concurrent_column_changes_wins(world: World, tenures: list[Tenure]) -> None:
     outcomes = at_once(
         lambda: world.store.agree_columns(world.key, [{"name": "a"}], seen_version=0),
         lambda: world.store.agree_columns(world.key, [{"name": "b"}], seen_version=0),
@@ -418,7 +426,7 @@ def test_a_publication_that_cannot_arrive_is_dropped(world: World, tenures: list
     assert [batch.sequence for batch in backlog.batches] == [0, 1]
 
 
-def test_what_a_dropped_publication_left_to_do_is_dropped_with_it(
+def test_a_dropped_publication_drops_its_recorded_changes(
     world: World, tenures: list[Tenure]
 ) -> None:
     """1. Batch 0 is published, 1 and 2 pending; 2. back to 0; 3. the pending ones are dropped."""
@@ -442,7 +450,7 @@ def test_what_a_dropped_publication_left_to_do_is_dropped_with_it(
     assert publisher.files == publisher.committed() == []
 
 
-def test_what_was_not_recorded_is_not_settled(world: World, tenures: list[Tenure]) -> None:
+def test_an_unrecorded_publication_cannot_be_settled(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     publisher = Publisher(world)
     lock = publisher.take()

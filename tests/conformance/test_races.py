@@ -41,7 +41,7 @@ def at_once(*calls: Callable[[], Answer]) -> list[Answer]:
         return [future.result(60) for future in [pool.submit(run, call) for call in calls]]
 
 
-def test_one_claim_wins(world: World) -> None:
+def test_one_of_two_claims_wins(world: World) -> None:
     world.group()
     nodes = [NodeName(f"n{number}") for number in range(4)]
     world.join(*nodes)
@@ -129,7 +129,7 @@ def test_no_beat_is_lost(world: World) -> None:
     assert world.node(A).lease_id >= 51, "one whose answer is lost counts twice"
 
 
-def test_one_run_opens(world: World) -> None:
+def test_one_of_two_runs_opens_a_shard(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -163,7 +163,7 @@ def test_one_of_two_runs_begins_a_pinned_shard(world: World) -> None:
         assert world.kinds(shard).count("force") == 1
 
 
-def test_a_bootstrap_and_the_opening_of_a_tenure_are_in_some_order(world: World) -> None:
+def test_a_bootstrap_and_the_opening_of_a_tenure_are_serialized(world: World) -> None:
     """Either the run begins at the cursor, or the cursor comes too late: never under its feet."""
     world.group(assignment=AssignmentMode.PINNED)
     world.join(A)
@@ -210,7 +210,7 @@ def test_a_modulo_group_is_resized_by_all_its_nodes_at_once(world: World) -> Non
     assert all(world.edges(shard) in ([1, 3], [1, 3, 4]) for shard in (X, Y))
 
 
-def test_a_commit_and_an_eviction_are_in_some_order(world: World) -> None:
+def test_a_commit_and_an_eviction_are_serialized(world: World) -> None:
     """Either the batch was committed before the eviction, or nothing of it is seen."""
     world.group()
     shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
@@ -255,7 +255,7 @@ def test_parents_that_end_together_free_the_child_once(world: World) -> None:
         assert world.edges(child) == [1, 2]
 
 
-def test_letting_go_and_taking_back_are_in_some_order(world: World) -> None:
+def test_a_release_and_the_return_of_a_transfer_are_serialized(world: World) -> None:
     world.group()
     world.join(A, B)
     shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
@@ -278,7 +278,7 @@ def test_letting_go_and_taking_back_are_in_some_order(world: World) -> None:
         assert row.consumer_owner == (A if isinstance(cancelled, Changed) else B)
 
 
-def test_letting_go_and_the_deadline_are_in_some_order(world: World) -> None:
+def test_a_release_and_the_deadline_of_a_transfer_are_serialized(world: World) -> None:
     world.group()
     world.join(A, B)
     shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
@@ -318,7 +318,7 @@ def test_the_same_list_from_two_sensors_adds_each_shard_once(world: World) -> No
     assert len(world.journal()) == 30
 
 
-def test_a_name_registered_while_it_is_evicted(world: World) -> None:
+def test_a_name_can_be_registered_while_its_node_is_evicted(world: World) -> None:
     world.group()
     for number in range(ROUNDS):
         node = NodeName(f"n{number}")
@@ -334,7 +334,7 @@ def test_a_name_registered_while_it_is_evicted(world: World) -> None:
         assert world.node(node).member
 
 
-def test_a_snapshot_is_one_moment(world: World) -> None:
+def test_a_snapshot_shows_one_moment(world: World) -> None:
     """While shards x and y change owner together, no snapshot shows them apart."""
     world.group()
     world.join(A, B)

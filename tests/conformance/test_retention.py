@@ -90,7 +90,7 @@ def summary(world: World) -> ShardSummary:
     return next(each for each in world.store.summaries(world.key) if each.shard == X)
 
 
-def test_old_entries_go_and_the_rare_ones_stay(world: World) -> None:
+def test_old_journal_entries_are_deleted_except_rare_ones(world: World) -> None:
     consumed(world, 5)
     world.store.force_checkpoint(world.key, X, "5", observer="ops", reason="none")
     before = world.journal()
@@ -118,7 +118,7 @@ def test_old_entries_go_and_the_rare_ones_stay(world: World) -> None:
     assert verify(world.store, world.key) == [], "the proof continues from the summary"
 
 
-def test_entries_that_are_young_or_among_the_newest_stay(world: World) -> None:
+def test_young_and_newest_journal_entries_stay(world: World) -> None:
     consumed(world, 5)
     entries = world.journal()
     assert prune_all(world, before=LONG_AGO) == 0
@@ -129,7 +129,7 @@ def test_entries_that_are_young_or_among_the_newest_stay(world: World) -> None:
     assert world.journal(X)[-3:] == [entry for entry in entries if entry.shard == X][-3:]
 
 
-def test_a_tenure_stays_while_a_batch_that_was_not_proven_needs_it(world: World) -> None:
+def test_entries_of_a_tenure_stay_until_its_batches_are_verified(world: World) -> None:
     consumed(world, 6, per_tenure=2)
     world.store.prune_journal(world.key, X, before=FAR, keep=1)
     opened = [entry.epoch for entry in world.journal(X) if entry.kind == "open"]
@@ -142,7 +142,7 @@ def test_a_tenure_stays_while_a_batch_that_was_not_proven_needs_it(world: World)
     assert verify(world.store, world.key) == []
 
 
-def test_the_open_tenure_goes_on_in_the_summary(world: World) -> None:
+def test_the_summary_contains_the_open_tenure(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X)
@@ -201,7 +201,7 @@ def total(world: World) -> tuple[int, ...]:
     )
 
 
-def test_the_newest_rows_are_not_folded(world: World) -> None:
+def test_the_newest_rows_are_not_merged(world: World) -> None:
     consumed(world, 6)
     merge(world, 0, 5)
     prune_all(world, keep=2)
@@ -214,7 +214,7 @@ def test_the_newest_rows_are_not_folded(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_batches_without_output_are_folded_too(world: World) -> None:
+def test_batches_without_output_are_merged(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -231,7 +231,7 @@ def test_batches_without_output_are_folded_too(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_what_is_rewritten_again_is_looked_at_again(world: World) -> None:
+def test_rewritten_rows_are_checked_for_merging_again(world: World) -> None:
     consumed(world, 8)
     merge(world, 0, 2)
     prune_all(world)
@@ -246,7 +246,7 @@ def test_what_is_rewritten_again_is_looked_at_again(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_nothing_is_folded_under_a_claim_or_before_its_event_is_delivered(world: World) -> None:
+def test_claimed_and_unreported_rows_are_not_merged(world: World) -> None:
     consumed(world, 4)
     tenure = world.open(A, X, "run-last").tenure
     world.consume(tenure, "4", "5", 4, files=())
@@ -265,7 +265,7 @@ def test_nothing_is_folded_under_a_claim_or_before_its_event_is_delivered(world:
     assert [(row.sequence, row.last) for row in ledger(world)][-2:] == [(3, 4), (5, 5)]
 
 
-def test_a_gap_between_two_batches_is_not_folded_over(world: World) -> None:
+def test_rows_on_both_sides_of_a_gap_are_not_merged(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -288,7 +288,7 @@ def test_a_gap_between_two_batches_is_not_folded_over(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_a_gap_that_holds_its_shard_stays(world: World) -> None:
+def test_a_gap_that_holds_its_shard_is_not_deleted(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -300,7 +300,7 @@ def test_a_gap_that_holds_its_shard_stays(world: World) -> None:
     assert len(world.store.gaps(world.key)) == 1
 
 
-def test_abandoned_and_withdrawn_rows_go(world: World) -> None:
+def test_abandoned_and_withdrawn_rows_are_deleted(world: World) -> None:
     consumed(world, 4)
     world.store.force_checkpoint(world.key, X, "2", observer="ops", reason="again")
     tenure = world.open(A, X, "run-again").tenure
@@ -322,7 +322,7 @@ def test_abandoned_and_withdrawn_rows_go(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_a_forced_checkpoint_cannot_divide_a_folded_row(world: World) -> None:
+def test_a_forced_checkpoint_cannot_divide_a_merged_row(world: World) -> None:
     consumed(world, 8)
     merge(world, 1, 4)
     prune_all(world)
@@ -341,7 +341,7 @@ def test_a_forced_checkpoint_cannot_divide_a_folded_row(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_delivered_events_go_and_others_never(world: World) -> None:
+def test_only_delivered_events_are_deleted(world: World) -> None:
     consumed(world, 4)
     tenure = world.open(A, X, "run-last").tenure
     world.consume(tenure, "4", "5", 4)
@@ -353,7 +353,7 @@ def test_delivered_events_go_and_others_never(world: World) -> None:
     assert world.store.pending_events(world.key) == pending
 
 
-def test_a_child_that_began_too_early_is_remembered(world: World) -> None:
+def test_the_summary_keeps_a_child_that_started_too_early(world: World) -> None:
     """Its claim and its opening go, and with them what showed it."""
     world.group(ordered=False)
     world.join(A)
@@ -376,7 +376,9 @@ def test_a_round_covers_every_shard_and_counts_from_the_newest_rows(world: World
         prune(world.store, replace(world.key, group="unknown"), month)  # type: ignore[arg-type]
 
 
-def test_one_shard_that_fails_stops_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_shard_does_not_stop_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     consumed(world, 3)
     world.add(Z)
     original = world.store.prune_batches
@@ -413,7 +415,9 @@ def test_a_dead_tenure_is_not_needed(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_a_merged_file_holds_the_same_batches_wherever_its_rows_were_folded(world: World) -> None:
+def test_a_merged_file_has_the_same_batches_before_and_after_its_rows_are_merged(
+    world: World,
+) -> None:
     """The file's own row takes none over, since a gap lies behind it; later rows do."""
     world.group()
     world.join(A)
@@ -436,7 +440,7 @@ def test_a_merged_file_holds_the_same_batches_wherever_its_rows_were_folded(worl
     assert [(row.sequence, row.last) for row in ledger(world)] == [(0, 0), (1, 2)]
 
 
-def test_folding_raises_the_version_and_the_next_number_stays(world: World) -> None:
+def test_merging_rows_raises_the_version_and_keeps_the_next_number(world: World) -> None:
     consumed(world, 6)
     merge(world, 0, 4)
     before = world.store.heads(world.key)[X]
@@ -448,7 +452,7 @@ def test_folding_raises_the_version_and_the_next_number_stays(world: World) -> N
     assert world.store.heads(world.key)[X] == after
 
 
-def test_batches_from_a_number_on_begin_with_the_row_that_stands_for_it(world: World) -> None:
+def test_reading_batches_from_a_number_starts_with_the_row_that_contains_it(world: World) -> None:
     consumed(world, 8)
     merge(world, 1, 4)
     prune_all(world)
@@ -458,6 +462,6 @@ def test_batches_from_a_number_on_begin_with_the_row_that_stands_for_it(world: W
         assert rows == [row for row in ledger(world) if row.last >= number]
 
 
-def test_no_number_is_no_row(world: World) -> None:
+def test_an_empty_range_of_numbers_reads_no_row(world: World) -> None:
     consumed(world, 3)
     assert list(world.store.each_batch(world.key, X, numbers=range(0))) == []

@@ -87,7 +87,7 @@ def test_a_dead_rewriter_is_replaced_and_fenced(world: World, tenure: Tenure) ->
     assert paths(world) == ["new/0-0", "old/1", "old/2"]
 
 
-def test_a_batch_that_was_made_anew_under_its_number_is_not_replaced(
+def test_a_swap_refuses_a_batch_that_was_replaced_under_the_same_number(
     world: World, tenure: Tenure
 ) -> None:
     """A fail-over has lost it while a replay was under way, and it was committed once more."""
@@ -99,7 +99,7 @@ def test_a_batch_that_was_made_anew_under_its_number_is_not_replaced(
     assert swap(world, "run-1", replace(rewrite(0), attempt=batch.attempt)) == Changed((X,))
 
 
-def test_a_swap_replaces_output_alone(world: World, tenure: Tenure) -> None:
+def test_a_swap_replaces_only_output(world: World, tenure: Tenure) -> None:
     before = world.store.batches(world.key, X)
     lease, generation = world.shard(X), world.generation()
     claim(world, "run-1")
@@ -129,7 +129,7 @@ def test_a_swap_replaces_output_alone(world: World, tenure: Tenure) -> None:
 
 
 @pytest.mark.parametrize("wrong", [rewrite(1, 7), rewrite(3), rewrite(9)])
-def test_all_of_a_swap_or_nothing(world: World, tenure: Tenure, wrong: BatchRewrite) -> None:
+def test_a_swap_is_atomic(world: World, tenure: Tenure, wrong: BatchRewrite) -> None:
     """One batch that is not as it was found, only intended, or unknown keeps all as they are."""
     del tenure
     claim(world, "run-1")
@@ -141,7 +141,7 @@ def test_all_of_a_swap_or_nothing(world: World, tenure: Tenure, wrong: BatchRewr
     assert paths(world) == ["new/0-1", "old/1", "new/2-0"]
 
 
-def test_without_a_claim_nothing_is_swapped(world: World, tenure: Tenure) -> None:
+def test_a_swap_needs_a_claim(world: World, tenure: Tenure) -> None:
     del tenure
     assert swap(world, "run-1", rewrite(0)) == Stale()
     claim(world, "run-1")
@@ -150,9 +150,7 @@ def test_without_a_claim_nothing_is_swapped(world: World, tenure: Tenure) -> Non
     assert paths(world) == ["old/0", "old/1", "old/2"]
 
 
-def test_the_progress_of_compaction_is_remembered_under_the_claim(
-    world: World, tenure: Tenure
-) -> None:
+def test_the_progress_of_compaction_is_stored_under_the_claim(world: World, tenure: Tenure) -> None:
     """It outlives the claim, and whoever lost the claim does not move it."""
     del tenure
     store, key = world.store, world.key
@@ -169,7 +167,7 @@ def test_the_progress_of_compaction_is_remembered_under_the_claim(
     assert store.compacted(key) == {X: Compacted(3, 3)}
 
 
-def test_a_new_group_of_the_same_name_was_never_compacted(world: World, tenure: Tenure) -> None:
+def test_a_recreated_group_has_no_progress_of_compaction(world: World, tenure: Tenure) -> None:
     del tenure
     claim(world, "run-1", COMPACTION)
     world.store.note_compacted(world.key, X, "run-1", Compacted(1, 2))
@@ -187,7 +185,7 @@ def test_unknown_shards_are_refused(world: World, tenure: Tenure) -> None:
         world.store.rewrite_batches(world.key, Z, "run-1", [], reason="r")
 
 
-def test_history_stays_proven_after_swaps(world: World, tenure: Tenure) -> None:
+def test_verify_finds_no_violation_after_swaps(world: World, tenure: Tenure) -> None:
     del tenure
     claim(world, "run-1")
     merged = (DataFile("merged", 9, 9, False, 2),)
@@ -200,7 +198,7 @@ def test_history_stays_proven_after_swaps(world: World, tenure: Tenure) -> None:
     assert world.store.rewrites(world.key) == []
 
 
-def test_of_claims_at_once_one_wins(world: World, tenure: Tenure) -> None:
+def test_one_of_several_concurrent_claims_wins(world: World, tenure: Tenure) -> None:
     del tenure
     runs = [f"run-{number}" for number in range(4)]
     answers = at_once(*(lambda run=run: claim(world, run) for run in runs))

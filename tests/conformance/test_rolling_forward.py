@@ -57,7 +57,7 @@ def snapshot(world: World) -> object:
     )  # fmt: skip
 
 
-def test_the_table_takes_the_place_of_what_the_ledger_says_otherwise(
+def test_batches_that_contradict_the_table_are_replaced_by_its_files(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     epoch = tenure.epoch
@@ -78,7 +78,7 @@ def test_the_table_takes_the_place_of_what_the_ledger_says_otherwise(
     assert note.facts == {"rolled_forward": "publication-9", "first": 1}
 
 
-def test_consumption_continues_behind_it(
+def test_consumption_continues_after_the_rolled_forward_batch(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     world.store.roll_forward(publisher.own, ahead(world))
@@ -88,7 +88,9 @@ def test_consumption_continues_behind_it(
     assert verify(world.store, world.key) == []
 
 
-def test_an_intended_batch_is_given_up(world: World, tenure: Tenure, publisher: Publisher) -> None:
+def test_rolling_forward_abandons_an_intent(
+    world: World, tenure: Tenure, publisher: Publisher
+) -> None:
     assert isinstance(world.intend(tenure, "9", "12", 2), Changed)
     assert isinstance(world.store.roll_forward(publisher.own, ahead(world)), Changed)
     assert [(each.start, each.end) for each in world.store.batches(world.key, X)] == [
@@ -108,7 +110,7 @@ def test_nothing_is_published_until_the_table_is_adopted(
     assert publication.number == 9
 
 
-def test_a_lock_that_is_over_changes_nothing(
+def test_rolling_forward_with_a_lost_lock_changes_nothing(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     over = publisher.own
@@ -119,7 +121,7 @@ def test_a_lock_that_is_over_changes_nothing(
 
 
 @pytest.mark.parametrize("change", ["version", "end"])
-def test_a_ledger_that_changed_or_is_ahead_stays(
+def test_a_changed_or_newer_ledger_is_not_rolled_forward(
     world: World, tenure: Tenure, publisher: Publisher, change: str
 ) -> None:
     seen = ahead(world)
@@ -131,7 +133,7 @@ def test_a_ledger_that_changed_or_is_ahead_stays(
     assert snapshot(world) == before
 
 
-def test_a_shard_that_the_ledger_does_not_know_is_added(
+def test_rolling_forward_adds_an_unknown_shard(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     new = ahead(world, shard=Y, first=0, start="0", version=0)
@@ -140,7 +142,7 @@ def test_a_shard_that_the_ledger_does_not_know_is_added(
     assert verify(world.store, world.key) == []
 
 
-def test_an_ordered_group_refuses_a_shard_that_it_does_not_know(
+def test_rolling_forward_refuses_an_unknown_shard_in_an_ordered_group(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     group = world.store.pulse(world.key).group
@@ -152,7 +154,7 @@ def test_an_ordered_group_refuses_a_shard_that_it_does_not_know(
     assert snapshot(world) == before
 
 
-def test_more_files_than_a_row_takes_come_back_and_can_be_taken_back(
+def test_more_files_than_fit_a_row_are_rolled_forward_and_can_be_withdrawn(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     files = tuple(DataFile(f"table/{number}", 1, 10) for number in range(1_001))

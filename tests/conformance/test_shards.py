@@ -56,7 +56,7 @@ def test_flags_and_lineage_follow_the_list(world: World) -> None:
     )
 
 
-def test_a_shard_missing_from_the_list_stays(world: World) -> None:
+def test_a_shard_that_is_missing_from_the_list_stays(world: World) -> None:
     world.group()
     world.add(X, Y)
     world.add(Y)
@@ -70,7 +70,7 @@ def test_children_wait_for_parents_of_the_same_list_in_any_order(world: World) -
     assert world.shard(Z).parents == (X, Y)
 
 
-def test_a_parent_that_its_source_calls_gone_holds_nobody_back(world: World) -> None:
+def test_a_child_does_not_wait_for_a_parent_that_the_source_removed(world: World) -> None:
     world.group()
     trimmed = ShardId("trimmed")
     world.add(ShardListing(Y, parents=(trimmed,), gone_parents=(trimmed,)))
@@ -101,7 +101,7 @@ def test_a_merge_waits_for_a_parent_that_is_not_listed_yet(world: World) -> None
     assert verify(world.store, world.key) == []
 
 
-def test_a_parent_that_turns_out_to_be_gone_is_waited_for_no_longer(world: World) -> None:
+def test_a_child_stops_waiting_once_its_parent_is_known_to_be_removed(world: World) -> None:
     world.group()
     world.join(A)
     world.add(ShardListing(X, read_only=True), ShardListing(Z, parents=(X, Y)))
@@ -114,9 +114,7 @@ def test_a_parent_that_turns_out_to_be_gone_is_waited_for_no_longer(world: World
     assert verify(world.store, world.key) == []
 
 
-def test_a_parent_that_the_group_has_is_finished_first_though_its_source_forgot_it(
-    world: World,
-) -> None:
+def test_a_child_waits_for_a_known_parent_that_the_source_removed(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X, ShardListing(Y, parents=(X,)))
@@ -129,7 +127,7 @@ def test_a_parent_that_the_group_has_is_finished_first_though_its_source_forgot_
     assert finish(world, X) == Changed((Y,))
 
 
-def test_a_parent_that_comes_after_its_child_began_is_seen_by_the_proof(world: World) -> None:
+def test_verify_reports_a_parent_that_was_listed_after_its_child_started(world: World) -> None:
     world.group()
     world.join(A)
     world.add(ShardListing(X, read_only=True), ShardListing(Z, parents=(X, Y), gone_parents=(Y,)))
@@ -149,7 +147,7 @@ def test_in_an_unordered_group_children_do_not_wait(world: World) -> None:
     assert world.shard(Y).state is ShardState.NOT_ALLOC
 
 
-def test_many_shards_at_once(world: World) -> None:
+def test_a_list_longer_than_one_statement_is_stored(world: World) -> None:
     """More than one statement can name; order and states are those of a small list."""
     world.group()
     world.join(A)
@@ -178,7 +176,7 @@ def test_a_claim_takes_free_shards(world: World) -> None:
     assert (edge.edge, edge.reason, edge.observer, edge.to_owner) == (3, "its share", "a", A)
 
 
-def test_of_two_claims_the_first_wins(world: World) -> None:
+def test_the_first_of_two_claims_wins(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X, Y)
@@ -193,7 +191,7 @@ def test_of_two_claims_the_first_wins(world: World) -> None:
     assert world.shard(X).consumer_owner == A
 
 
-def test_a_shard_that_was_held_in_between_is_not_claimed_by_an_old_look(world: World) -> None:
+def test_an_outdated_snapshot_cannot_claim_a_shard(world: World) -> None:
     """1. B sees x free, lease 0. 2. A claims x and leaves: free again, lease 2. 3. B claims what
     it saw: its plan is of another time."""
     world.group()
@@ -312,7 +310,7 @@ def test_forcing_a_checkpoint_abandons_the_intent(world: World) -> None:
     assert isinstance(world.consume(opened.tenure, "2", "4", 1), Changed)
 
 
-def test_forcing_a_free_or_waiting_shard(world: World) -> None:
+def test_a_free_or_waiting_shard_can_be_forced(world: World) -> None:
     world.group()
     world.add(X, ShardListing(Y, parents=(X,)))
     for shard in (X, Y):
@@ -323,7 +321,7 @@ def test_forcing_a_free_or_waiting_shard(world: World) -> None:
         assert after.consumer_epoch == before.consumer_epoch + 1
 
 
-def test_forcing_a_shard_in_transfer_hands_it_over(world: World) -> None:
+def test_forcing_a_shard_in_transfer_completes_the_transfer(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X)
@@ -350,7 +348,7 @@ def test_a_forced_checkpoint_reopens_a_finished_shard(world: World) -> None:
     assert world.open(A, X, "run-2").tenure.epoch == 3
 
 
-def test_forcing_an_unknown_shard(world: World) -> None:
+def test_forcing_an_unknown_shard_is_refused(world: World) -> None:
     world.group()
     with pytest.raises(UnknownShard, match="'x'"):
         world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="r")

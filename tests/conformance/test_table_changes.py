@@ -122,7 +122,7 @@ def test_other_quarantine_files_change_no_table(world: World, publisher: Publish
     assert changes(world) == []
 
 
-def test_only_what_is_published_is_rewritten(
+def test_only_published_batches_are_rewritten(
     world: World, tenures: list[Tenure], publisher: Publisher
 ) -> None:
     commit(world, tenures[0], 3, 4)
@@ -135,7 +135,9 @@ def test_only_what_is_published_is_rewritten(
     assert swap(world, REPLAY, (2, 0, files), (3, 0, files)) == Changed((X,))
 
 
-def test_where_nobody_publishes_all_is_rewritten(world: World, tenures: list[Tenure]) -> None:
+def test_without_publications_a_rewrite_leaves_no_table_change(
+    world: World, tenures: list[Tenure]
+) -> None:
     world.store.agree_columns(world.key, [{"name": "a"}], seen_version=0)
     assert swap(world, REPLAY, (2, 0, (DataFile("new", 4, 40),))) == Changed((X,))
     assert changes(world) == []
@@ -147,7 +149,7 @@ def test_where_nobody_publishes_all_is_rewritten(world: World, tenures: list[Ten
     assert publisher.files == publisher.committed() == ["x/0"]
 
 
-def test_what_was_rewritten_before_anybody_published_is_published_so(
+def test_batches_rewritten_before_the_first_publication_are_published_rewritten(
     world: World, tenures: list[Tenure]
 ) -> None:
     assert swap(world, REPLAY, (0, 0, (DataFile("new", 4, 40),))) == Changed((X,))
@@ -161,7 +163,7 @@ def test_what_was_rewritten_before_anybody_published_is_published_so(
 # -- withdrawal -----------------------------------------------------------------------------------
 
 
-def test_what_is_withdrawn_leaves_the_table(
+def test_withdrawn_batches_are_removed_from_the_table(
     world: World, tenures: list[Tenure], publisher: Publisher
 ) -> None:
     commit(world, tenures[0], 3)
@@ -193,7 +195,7 @@ def test_a_withdrawn_batch_is_never_published(world: World, tenures: list[Tenure
     assert publisher.files == publisher.committed() == ["x/0", "x/3"]
 
 
-def test_a_batch_on_its_way_into_another_catalog_is_withdrawn_there(
+def test_a_batch_of_a_pending_publication_is_withdrawn_from_the_table(
     world: World, tenures: list[Tenure]
 ) -> None:
     """1. P is recorded, and in the table; 2. its batches are withdrawn; 3. P is settled."""
@@ -261,7 +263,7 @@ def test_a_large_withdrawal_is_several_changes(
     assert publisher.files == publisher.committed() == []
 
 
-def test_a_withdrawal_and_a_commit_of_it_have_an_order(world: World, tenures: list[Tenure]) -> None:
+def test_a_withdrawal_and_a_publication_are_serialized(world: World, tenures: list[Tenure]) -> None:
     """Whichever comes first, the table has what is committed once the change is published."""
     publisher = Publisher(world)
     publisher.start()
@@ -282,7 +284,7 @@ def test_a_withdrawal_and_a_commit_of_it_have_an_order(world: World, tenures: li
 # -- expiry and retention -------------------------------------------------------------------------
 
 
-def test_expired_output_leaves_the_table(
+def test_expired_output_is_removed_from_the_table(
     world: World, tenures: list[Tenure], publisher: Publisher
 ) -> None:
     commit(world, tenures[0], 3, 4)
@@ -296,7 +298,7 @@ def test_expired_output_leaves_the_table(
     assert until(world, X) == 5
 
 
-def test_only_what_is_published_is_folded(world: World, tenures: list[Tenure]) -> None:
+def test_only_published_rows_are_merged(world: World, tenures: list[Tenure]) -> None:
     for n in range(3, 6):
         world.consume(tenures[0], str(n), str(n + 1), n, files=())
     publisher = Publisher(world)
@@ -321,7 +323,7 @@ def fold(world: World) -> int:
     return gone + portion.rows
 
 
-def test_published_changes_go_once_they_are_old(
+def test_old_published_changes_are_deleted(
     world: World, tenures: list[Tenure], publisher: Publisher
 ) -> None:
     for generation in range(4):

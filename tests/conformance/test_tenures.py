@@ -35,7 +35,7 @@ def test_opening_starts_an_epoch(ready: World) -> None:
     assert (entry.kind, entry.epoch, entry.run, entry.to_owner) == ("open", 1, "run-1", A)
 
 
-def test_one_run_at_a_time(ready: World) -> None:
+def test_only_one_run_has_a_shard_open(ready: World) -> None:
     ready.open(A, X)
     assert ready.store.open_tenure(ready.key, X, A, "run-2") == OpenByOther("run-1")
     other = ready.store.open_tenure(ready.key, X, A, "run-2", replaces="run-0")
@@ -52,7 +52,7 @@ def test_a_run_known_to_have_ended_is_replaced(ready: World) -> None:
         ready.store.save_checkpoint(old, "1")
 
 
-def test_tenures_close_together_without_those_that_are_over_or_in_transfer(world: World) -> None:
+def test_tenures_close_together_except_ended_ones_and_shards_in_transfer(world: World) -> None:
     z, w = X.__class__("z"), X.__class__("w")
     world.group()
     world.join(A, B)
@@ -72,7 +72,7 @@ def test_tenures_close_together_without_those_that_are_over_or_in_transfer(world
     assert world.store.close_tenures([], reason="none") == set()
 
 
-def test_tenures_open_together_as_each_would_alone(world: World) -> None:
+def test_tenures_open_together_with_the_results_of_single_calls(world: World) -> None:
     """Goal: the same answers and rows as one by one, without those that need more than their row.
 
     Method: x is free to open, y is another run's, z is replaced after it has ended and has an
@@ -108,7 +108,7 @@ def test_tenures_open_together_as_each_would_alone(world: World) -> None:
     assert world.store.open_tenures(world.key, [], A, "run-2", replaces={}) == {}
 
 
-def test_nothing_is_opened_together_while_paused(ready: World) -> None:
+def test_no_tenures_open_together_while_paused(ready: World) -> None:
     group = ready.store.pulse(ready.key).group
     ready.store.update_group(replace(group, paused=True), observer="ops")
     opened = ready.store.open_tenures(ready.key, [X], A, "run-1", replaces={})
@@ -116,7 +116,7 @@ def test_nothing_is_opened_together_while_paused(ready: World) -> None:
     assert ready.shard(X).consumer_run == ""
 
 
-def test_an_announcement_for_many_leaves_out_what_is_over_or_in_transfer(world: World) -> None:
+def test_an_announcement_for_many_shards_skips_ended_tenures_and_transfers(world: World) -> None:
     z = X.__class__("z")
     world.group()
     world.join(A, B)
@@ -140,7 +140,7 @@ def test_only_the_consumer_owner_opens(ready: World) -> None:
         ready.store.open_tenure(ready.key, X.__class__("none"), A, "run-1")
 
 
-def test_nothing_is_opened_while_paused(ready: World) -> None:
+def test_no_tenure_opens_while_paused(ready: World) -> None:
     group = ready.store.pulse(ready.key).group
     tenure = ready.open(A, X).tenure
     ready.store.update_group(replace(group, paused=True), observer="ops")
@@ -150,7 +150,7 @@ def test_nothing_is_opened_while_paused(ready: World) -> None:
     assert ready.store.open_tenure(ready.key, X, A, "run-2") == NotHeld("paused", A)
 
 
-def test_a_shard_that_its_source_lets_nobody_read_is_not_opened(ready: World) -> None:
+def test_a_shard_that_its_source_closed_is_not_opened(ready: World) -> None:
     old = ready.open(A, X).tenure
     ready.store.sync_shards(ready.key, [ShardListing(X, subscribable=False)], observer="test")
     assert ready.store.open_tenure(ready.key, X, A, "run-2") == NotHeld("unsubscribable", A)
@@ -177,7 +177,7 @@ def test_closing_keeps_the_shard(ready: World) -> None:
     assert ready.open(A, X, "run-2").tenure.epoch == 2
 
 
-def test_epochs_never_repeat_whoever_holds(ready: World) -> None:
+def test_epochs_never_repeat_across_holders(ready: World) -> None:
     epochs = [ready.open(A, X).tenure.epoch]
     ready.store.leave(ready.key, A, "a-1")
     ready.claim(B, X)
@@ -207,7 +207,7 @@ def test_every_part_of_the_token_is_checked(ready: World, change: dict[str, obje
     assert ready.shard(X).consumer_run == "run-1"
 
 
-def test_review_answers_for_many_shards(ready: World) -> None:
+def test_review_covers_many_shards(ready: World) -> None:
     first = ready.open(A, X).tenure
     ready.claim(A, Y)
     second = ready.open(A, Y).tenure
@@ -218,7 +218,7 @@ def test_review_answers_for_many_shards(ready: World) -> None:
     assert ready.store.review([]) == {}
 
 
-def test_a_saved_checkpoint_goes_back_by_force_only(ready: World) -> None:
+def test_only_a_force_moves_a_saved_checkpoint_back(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.store.save_checkpoint(tenure, "10")
     with pytest.raises(CheckpointRefused, match=r"is '10' and does not go back to '9'. .*by force"):
@@ -264,7 +264,7 @@ def test_a_gap_begins_at_the_checkpoint(ready: World) -> None:
     assert ready.shard(X).check_point == "5"
 
 
-def test_finishing_an_empty_shard(ready: World) -> None:
+def test_an_empty_shard_can_be_finished(ready: World) -> None:
     ready.add(ShardListing(X.__class__("child"), parents=(Y,)))
     ready.claim(A, Y)
     tenure = ready.open(A, Y).tenure

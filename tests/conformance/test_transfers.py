@@ -22,7 +22,7 @@ def moving(world: World) -> World:
     return world
 
 
-def test_the_holder_goes_on_until_it_lets_go(moving: World) -> None:
+def test_the_holder_consumes_until_it_releases_the_shard(moving: World) -> None:
     shard = moving.shard(X)
     assert shard.state is ShardState.TRANSFER
     assert (shard.lease_owner, shard.consumer_owner) == (B, A)
@@ -31,7 +31,7 @@ def test_the_holder_goes_on_until_it_lets_go(moving: World) -> None:
     assert (edge.edge, edge.from_owner, edge.to_owner, edge.reason) == (5, A, B, "balance")
 
 
-def test_the_holder_may_commit_and_sees_who_waits(moving: World) -> None:
+def test_the_holder_can_commit_and_sees_the_next_node(moving: World) -> None:
     opened = moving.store.open_tenure(moving.key, X, A, "run-1")
     assert opened == OpenByOther("run-1")
     tenure = tenure_of(moving)
@@ -40,7 +40,7 @@ def test_the_holder_may_commit_and_sees_who_waits(moving: World) -> None:
     assert (view.current, view.transfer_to, view.paused) == (True, B, False)
 
 
-def test_letting_go_hands_over(moving: World) -> None:
+def test_a_release_completes_the_transfer(moving: World) -> None:
     tenure = tenure_of(moving)
     moving.consume(tenure, "0", "5")
     before = moving.generation()
@@ -56,7 +56,7 @@ def test_letting_go_hands_over(moving: World) -> None:
         moving.store.close_tenure(tenure, reason="again")
 
 
-def test_an_idle_holder_lets_go_in_the_same_transaction(world: World) -> None:
+def test_the_transfer_of_a_shard_without_a_run_completes_at_once(world: World) -> None:
     world.group()
     world.join(A, B)
     world.add(X)
@@ -91,7 +91,7 @@ def test_a_shard_moves_to_one_node_at_a_time(moving: World) -> None:
     assert moving.shard(X).lease_owner == B
 
 
-def test_cancelling_returns_it_to_the_holder(moving: World) -> None:
+def test_a_cancelled_transfer_returns_the_shard_to_its_holder(moving: World) -> None:
     tenure = tenure_of(moving)
     lease_id = moving.shard(X).lease_id
     outcome = moving.store.cancel_transfer(moving.key, X, lease_id, observer="t", reason="r")
@@ -140,11 +140,11 @@ def test_completing_needs_the_seen_lease_and_a_live_next_node(moving: World) -> 
     assert moving.shard(X).consumer_owner == A
 
 
-def test_the_next_node_cannot_open_before_the_holder_let_go(moving: World) -> None:
+def test_the_next_node_cannot_open_the_shard_before_its_release(moving: World) -> None:
     assert moving.store.open_tenure(moving.key, X, B, "run-2") == NotHeld("transfer", A)
 
 
-def test_a_dead_runs_transfer_is_handed_over_by_replacing_it(moving: World) -> None:
+def test_replacing_a_dead_run_completes_its_transfer(moving: World) -> None:
     """The holder's run died in a transfer: naming it as ended lets the shard continue to b."""
     outcome = moving.store.open_tenure(moving.key, X, A, "run-2", replaces="run-1")
     assert outcome == NotHeld("transfer", B)

@@ -22,7 +22,7 @@ def window(hour: int = 0, asset: str = "hourly", **values: object) -> EventWindo
     return replace(EventWindow(asset, start, start + HOUR), **values)  # type: ignore[arg-type]
 
 
-def test_a_window_comes_back_as_it_was_written(world: World) -> None:
+def test_a_window_is_read_back_as_it_was_written(world: World) -> None:
     world.group()
     files = (
         DataFile("w/1", 2, 30, first_event_time=NOON, last_event_time=NOON),
@@ -34,7 +34,7 @@ def test_a_window_comes_back_as_it_was_written(world: World) -> None:
     assert world.store.windows(world.key) == [full]
 
 
-def test_a_version_is_written_once(world: World) -> None:
+def test_each_version_of_a_window_is_written_once(world: World) -> None:
     world.group()
     first = window(run="run-1")
     assert world.store.put_window(world.key, replace(first, version=2)) == Stale()
@@ -48,7 +48,7 @@ def test_a_version_is_written_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_of_two_writers_at_once_one_wins(world: World, before: int) -> None:
+def test_one_of_two_concurrent_writers_of_a_window_wins(world: World, before: int) -> None:
     world.group()
     for version in range(1, before + 1):
         world.store.put_window(world.key, window(version=version, run="before"))
@@ -75,7 +75,7 @@ def test_windows_are_found_by_asset_and_overlap(world: World) -> None:
     assert [row.start for row in at_the_edge] == [NOON + HOUR]
 
 
-def test_batches_since_a_number(world: World) -> None:
+def test_batches_are_read_from_a_number_on(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X, Y)
@@ -89,7 +89,7 @@ def test_batches_since_a_number(world: World) -> None:
     assert list(world.store.batches_since(world.key, {})) == []
 
 
-def test_a_group_takes_its_windows_with_it(world: World) -> None:
+def test_deleting_a_group_deletes_its_windows(world: World) -> None:
     with pytest.raises(UnknownGroup):
         world.store.put_window(world.key, window())
     world.group()
@@ -111,7 +111,7 @@ def test_a_watermark_never_goes_back(world: World) -> None:
     assert world.shard(X).watermark == NOON
 
 
-def test_an_attempt_is_under_way_until_its_window_is_written(world: World) -> None:
+def test_an_attempt_is_in_progress_until_its_window_is_written(world: World) -> None:
     world.group()
     for _ in range(2):
         assert world.store.begin_window(world.key, "try-1", "run-1") == Changed()
@@ -136,7 +136,7 @@ def test_an_attempt_is_under_way_until_its_window_is_written(world: World) -> No
     assert [each.attempt for each in world.store.window_attempts(world.key)] == ["try-3"]
 
 
-def test_an_attempt_that_somebody_ended_writes_nothing(world: World) -> None:
+def test_an_attempt_that_was_ended_writes_nothing(world: World) -> None:
     """Its files may be gone: vacuum keeps them no longer."""
     world.group()
     world.store.begin_window(world.key, "try-1", "run-1")
@@ -145,7 +145,7 @@ def test_an_attempt_that_somebody_ended_writes_nothing(world: World) -> None:
     assert world.store.windows(world.key) == []
 
 
-def test_attempts_that_begin_at_once_are_all_under_way(world: World) -> None:
+def test_concurrent_attempts_are_all_in_progress(world: World) -> None:
     world.group()
     names = [f"try-{number}" for number in range(4)]
     at_once(*(lambda name=name: world.store.begin_window(world.key, name, "run") for name in names))

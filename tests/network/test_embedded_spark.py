@@ -23,7 +23,7 @@ print(connect_address(Path(sys.argv[1])))
 
 @pytest.mark.release
 @pytest.mark.spark
-def test_it_starts_though_its_hosts_own_name_is_not_found(
+def test_an_embedded_server_starts_although_its_host_name_does_not_resolve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason := reason_missing():

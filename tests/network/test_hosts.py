@@ -53,7 +53,7 @@ def asked(network: Network, patience_s: float = 10.0) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_links_and_names_are_cut_and_mended(hosts: Network) -> None:
+def test_links_and_names_are_cut_and_restored(hosts: Network) -> None:
     assert float(asked(hosts)) < 5
     hosts.set_links({("b", "a"): CUT})
     assert asked(hosts, 0.3) == "TimeoutError"

@@ -101,7 +101,9 @@ def as_node(server: DatabaseServer, database: str) -> Any:
     )  # fmt: skip
 
 
-def test_the_grants_are_these(server: DatabaseServer, database: str) -> None:
+def test_the_account_of_a_node_has_only_the_documented_grants(
+    server: DatabaseServer, database: str
+) -> None:
     rows = [str(row[0]) for row in server.execute("SHOW GRANTS FOR 'node'@'127.0.0.1'")]
     usage, *granted = rows
     assert usage.startswith("GRANT USAGE ON *.* TO")
@@ -135,7 +137,7 @@ def test_the_doctor_names_each_right_that_is_missing(server: DatabaseServer, dat
     assert abs(report.now - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_the_doctors_line_says_if_the_account_has_its_rights(
+def test_the_doctor_says_whether_the_account_has_its_rights(
     server: DatabaseServer,
     database: str,
     tmp_path: Path,
@@ -160,7 +162,9 @@ def test_the_doctors_line_says_if_the_account_has_its_rights(
         server.execute(f"GRANT {revoked} TO 'node'@'127.0.0.1'")
 
 
-def test_a_node_without_that_grant_says_so_once(server: DatabaseServer, database: str) -> None:
+def test_a_node_without_the_delete_grant_reports_it_once(
+    server: DatabaseServer, database: str
+) -> None:
     account = "'node'@'127.0.0.1'"
     server.execute(*(f"REVOKE DELETE ON `{database}`.`{name}` FROM {account}" for name in PRUNED))
     world = pruned_world(server, database, "refused")
@@ -184,7 +188,9 @@ def pruned_world(server: DatabaseServer, database: str, group: str) -> World:
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)
-def test_what_a_node_may_not_do(server: DatabaseServer, database: str, statement: str) -> None:
+def test_the_account_of_a_node_cannot_run_forbidden_statements(
+    server: DatabaseServer, database: str, statement: str
+) -> None:
     connection = as_node(server, database)
     try:
         with connection.cursor() as cursor:

@@ -50,7 +50,7 @@ def unchecked(text: str) -> ShardId:
 
 
 @pytest.mark.parametrize("kind", [ShardId, NodeName])
-def test_the_door_refuses_all_of_them(kind: Callable[[str], str]) -> None:
+def test_the_parser_refuses_all_hostile_names(kind: Callable[[str], str]) -> None:
     for text in hostile_ids(IDS):
         with pytest.raises(InvalidIdentifier) as caught:
             kind(text)
@@ -65,7 +65,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.mariadb
-def test_statements_take_them_as_values(url: str) -> None:
+def test_statements_bind_hostile_names_as_values(url: str) -> None:
     """Method: past the door, straight into the verbs; rows and schema stay as they were."""
     store = open_store(url, upgrade=True)
     world = World(store, KEY)

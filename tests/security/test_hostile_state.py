@@ -49,19 +49,19 @@ def inputs(seed: int, valid: str) -> list[str]:
     return texts
 
 
-def test_a_cursor_of_the_rebalance_sensor() -> None:
+def test_a_damaged_cursor_of_the_rebalance_sensor_starts_from_nothing() -> None:
     """A text that cannot be understood is forgotten: the count starts again, which is safe."""
     for text in inputs(1, CURSOR):
         remembered = Observations.recall(text, lambda: 0.0)
         assert all(still_s >= 0 for still_s in remembered.lapsed(0.0).values())
 
 
-def test_a_cursor_of_many_steps() -> None:
+def test_a_damaged_cursor_of_many_steps_starts_from_nothing() -> None:
     for text in inputs(2, '{"orders rebalance": "7", "orders compaction": "5 clean"}'):
         assert all(isinstance(each, str) for each in cursors_in(text).values())
 
 
-def test_a_checkpoint_of_a_local_log() -> None:
+def test_a_damaged_checkpoint_of_a_local_log_is_a_typed_error() -> None:
     for text in inputs(3, "1234567"):
         with suppress(LeaseholdError):
             assert parse_offset(ShardId("0"), text) >= 0
@@ -75,20 +75,22 @@ def test_a_checkpoint_of_a_local_log() -> None:
         (Place.parse, "start+17"),
     ],
 )
-def test_a_checkpoint_of_a_service(parse: Callable[[ShardId, str], object], valid: str) -> None:
+def test_a_damaged_checkpoint_of_a_service_is_a_typed_error(
+    parse: Callable[[ShardId, str], object], valid: str
+) -> None:
     for text in inputs(6, valid):
         with suppress(LeaseholdError):
             parse(ShardId("0"), text)
 
 
-def test_a_position_and_a_span_typed_by_a_user() -> None:
+def test_a_hostile_position_or_span_is_a_typed_error() -> None:
     for text in inputs(4, "2026-03-29T12:00:00+02:00")[9:]:
         parse_position(text)
         with suppress(LeaseholdError):
             ReplaySpan.parse(text, None)
 
 
-def test_the_state_file_of_the_spark_server(tmp_path: Path) -> None:
+def test_a_damaged_state_file_of_the_spark_server_is_ignored(tmp_path: Path) -> None:
     valid = '{"process": "here|1|15", "port": 9, "session_id": "s", "version": "4"}'
     for text in inputs(5, valid)[:1_000]:
         (tmp_path / STATE_FILE).write_text(text, "utf-8")
@@ -97,5 +99,5 @@ def test_the_state_file_of_the_spark_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["begin", "end", "2026-03-29"])
-def test_valid_positions_are_still_understood(text: str) -> None:
+def test_valid_positions_are_accepted(text: str) -> None:
     assert parse_position(text) is not None

@@ -19,7 +19,7 @@ FORGED = "x\n2026-01-01 00:00:00 - dagster - INFO - all is well\x1b[31m%s%n\r\u2
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, FORGED])
-def test_what_is_shown_is_one_printable_line(text: str) -> None:
+def test_shown_values_are_one_printable_line(text: str) -> None:
     assert shown(text).isprintable()
     assert len(shown(text)) < 300
 
@@ -63,6 +63,6 @@ def test_the_command_line_answers_in_one_line(tmp_path: Path) -> None:
     assert not any(line.startswith("2026-01-01") for line in done.stderr.splitlines())
 
 
-def test_no_setting_shows_the_databases_url() -> None:
+def test_no_setting_shows_the_url_of_the_database() -> None:
     settings = Settings(database_url="mysql://user:hunter2@host/database")  # type: ignore[arg-type]
     assert "hunter2" not in f"{settings!r} {settings} {settings.model_dump()} {settings.store_url}"

@@ -71,7 +71,7 @@ def account(mariadb: MariaDB, url: str) -> str:
 @pytest.mark.parametrize(
     ("case", "sentence"), [("refused", "error 1045"), ("down", "does not answer")]
 )
-def test_a_database_that_refuses_or_is_down(
+def test_no_secret_appears_if_the_database_refuses_or_is_down(
     home: Path, mariadb: MariaDB, mariadb_url: str, case: str, sentence: str
 ) -> None:
     url = account(mariadb, mariadb_url)
@@ -84,7 +84,9 @@ def test_a_database_that_refuses_or_is_down(
     assert findings(home, output, CANARY, TOKEN_CANARY) == []
 
 
-def test_a_transform_that_crashes(home: Path, mariadb: MariaDB, mariadb_url: str) -> None:
+def test_no_secret_appears_if_a_transform_crashes(
+    home: Path, mariadb: MariaDB, mariadb_url: str
+) -> None:
     """The run is in Dagster's storage with its error; the database's rows are looked at as well."""
     url = account(mariadb, mariadb_url)
     try:
@@ -101,6 +103,6 @@ def test_a_transform_that_crashes(home: Path, mariadb: MariaDB, mariadb_url: str
         stop_spark(home / "spark")
 
 
-def test_the_search_would_find_one(home: Path) -> None:
+def test_the_search_finds_a_planted_secret(home: Path) -> None:
     (home / "dagster" / "planted").write_bytes(b"\0" + CANARY.encode())
     assert findings(home, f"password {TOKEN_CANARY}", CANARY, TOKEN_CANARY) != []

@@ -63,7 +63,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_runs_what_it_was_given(path: Path) -> None:
+def test_no_code_executes_its_input(path: Path) -> None:
     name = path.relative_to(ROOT).as_posix()
     offending = {(name, offence) for offence in offences(ast.parse(path.read_text("utf-8")))}
     assert offending <= ALLOWED, offending - ALLOWED
@@ -77,7 +77,7 @@ def test_nothing_runs_what_it_was_given(path: Path) -> None:
         "importlib.import_module(name)",
     ],
 )  # fmt: skip
-def test_the_rule_would_notice(program: str) -> None:
+def test_the_source_rules_find_planted_violations(program: str) -> None:
     assert offences(ast.parse(program)) != []
 
 
@@ -109,7 +109,7 @@ def test_the_driver_is_new_enough() -> None:
     assert tuple(map(int, match.groups())) >= (1, 1, 3)
 
 
-def test_no_setting_reaches_sparks_configuration() -> None:
+def test_no_setting_configures_java_options_or_jars() -> None:
     """A user chooses the engine's address; class paths, Java options and jars are not to be set."""
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.orchestration.settings import Settings

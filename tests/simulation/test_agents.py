@@ -23,13 +23,13 @@ def agents_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "CLIENTS_SHARE", 0.0)
 
 
-def test_nodes_that_agents_keep_consume_what_the_sensors_launch() -> None:
+def test_nodes_with_agents_consume_in_runs_of_the_sensors() -> None:
     outcomes = [outcome(seed) for seed in range(SEEDS)]
     assert [violation for each in outcomes for violation in each.violations] == []
     assert sum(each.statements["commit"] > 0 for each in outcomes) >= SEEDS / 2
 
 
-def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
+def test_the_simulation_finds_an_agent_that_does_not_repeat_a_lost_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It keeps beating for a row that says something else than it last said."""

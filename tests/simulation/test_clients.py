@@ -33,7 +33,7 @@ def test_clients_save_checkpoints_beside_runs_that_commit() -> None:
     assert len(with_both) >= SEEDS / 10
 
 
-def test_a_client_that_confirms_what_it_never_processed_is_found(
+def test_the_simulation_finds_a_client_that_confirms_unprocessed_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Session, "work", lambda *_: None)
@@ -53,7 +53,9 @@ class SavesWithoutToken(MemoryStore):
         super().save_checkpoint(tenure, cursor)
 
 
-def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_store_that_lets_a_stale_client_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A client stops by its own clock long before it is stale: here that clock is broken, too."""
     monkeypatch.setattr(fleet, "CLIENTS_SHARE", 1.0)
     rates = FaultRates(stalled_reply=0.05, pause_host=0.03, join=0.1)

@@ -122,7 +122,7 @@ def test_mutants_are_found_within_fifty_seeds_as_a_rule() -> None:
     assert median(_KILLED_AT.values()) <= 50
 
 
-def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
+def test_the_simulation_finds_an_observer_that_counts_its_own_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After an outage of the store, the first node to look would bury all the others."""
@@ -154,7 +154,7 @@ def test_seeds_that_once_raised_a_false_alarm(seed: int) -> None:
     assert outcome.moves >= outcome.moves_minimum
 
 
-def test_a_group_that_makes_fewer_moves_than_possible_is_found() -> None:
+def test_the_simulation_finds_impossible_counts_of_moves() -> None:
     """The check of the minimum can fail: it is given a count from which a move was left out."""
     rows = tuple(ShardLease(ShardId(str(n)), ShardState.NOT_ALLOC) for n in range(4))
     group = Group(GroupKey.parse("orders", "default"))
@@ -187,7 +187,7 @@ def canary(run: object) -> None:
         run.acknowledge([BatchCommit(tenure, 10**6, "0", "1", "", (), BatchStatistics())])
 
 
-def test_a_canary_in_one_seed_of_a_hundred_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_in_one_seed_of_a_hundred_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm rings where it should, and only there."""
     from tests.simulation.protocol import world
 

@@ -35,11 +35,11 @@ def test_each_committed_batch_is_published_once_and_none_that_was_withdrawn() ->
 
 
 @pytest.mark.release
-def test_a_thousand_seeds_more() -> None:
+def test_a_thousand_more_seeds_break_no_promise() -> None:
     assert failures(range(1_000, 2_000)) == {}
 
 
-def test_the_same_on_sqlite(tmp_path: Path) -> None:
+def test_each_committed_batch_is_published_once_on_sqlite(tmp_path: Path) -> None:
     for seed in range(2):
         store = open_store(f"sqlite:///{tmp_path}/{seed}.db")
         assert Seed(seed, store).run(40) == []
@@ -149,7 +149,7 @@ def _is(seed: type[Seed]) -> Callable[[pytest.MonkeyPatch], type[Seed]]:
         pytest.param(_all_is_published, id="what waits is rewritten"),
     ],
 )
-def test_a_broken_rule_is_noticed(
+def test_the_simulation_finds_each_broken_rule(
     mutant: Callable[[pytest.MonkeyPatch], type[Seed] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = mutant(monkeypatch) or Seed

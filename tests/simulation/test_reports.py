@@ -27,7 +27,7 @@ def report(**fields: Any) -> dict[str, Any]:
     return outcome
 
 
-def test_nodes_that_come_together_need_one_round_and_no_move_too_many() -> None:
+def test_nodes_that_join_together_settle_in_one_round_with_the_fewest_moves() -> None:
     outcome = report(nodes=3, shards=8)
     assert outcome["rounds"] == 1
     assert outcome["moves"] == outcome["moves_minimum"] == 8
@@ -41,9 +41,7 @@ def test_nodes_that_come_together_need_one_round_and_no_move_too_many() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "shards"), [(1, 5), (2, 7), (5, 20), (7, 3)])
-def test_nodes_that_come_one_by_one_move_the_share_of_each_newcomer(
-    nodes: int, shards: int
-) -> None:
+def test_nodes_that_join_one_by_one_move_only_their_shares(nodes: int, shards: int) -> None:
     outcome = report(nodes=nodes, shards=shards, arrive=Arrival.ONE_BY_ONE)
     joined = sum(shards // number for number in range(2, nodes + 1))
     assert outcome["moves"] == outcome["moves_minimum"] == shards + joined
@@ -67,7 +65,7 @@ def test_no_group_makes_fewer_moves_than_the_fewest_possible(step: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [31, 60, 300])
-def test_an_outage_of_the_store_moves_nothing(seconds: int) -> None:
+def test_an_outage_of_the_store_moves_no_shard(seconds: int) -> None:
     outcome = report(nodes=5, shards=50, seeds=3, events=[f"outage:{seconds}@800"])
     assert outcome["moves"] == outcome["moves_minimum"] == 3 * 50
     assert "evict" not in outcome["statements"]
@@ -78,14 +76,14 @@ def test_a_crash_is_taken_over_within_the_timeout_and_a_tick() -> None:
     assert 14 < outcome["takeover_s"]["p50"] <= outcome["takeover_s"]["max"] <= 20 + 5 + 5
 
 
-def test_a_pause_beyond_the_timeout_costs_a_take_over_and_a_return() -> None:
+def test_a_pause_beyond_the_timeout_moves_shards_away_and_back() -> None:
     outcome = report(seed=1, events=["pause@500"])
     assert outcome["takeover_s"]["max"] is not None
     assert outcome["counts"] == [3, 3, 2]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_splits_and_merges_are_followed(ordered: bool) -> None:
+def test_children_of_splits_and_merges_are_assigned(ordered: bool) -> None:
     outcome = report(nodes=3, shards=8, ordered=ordered, events=["split:2@300", "merge:2@600"])
     assert sum(outcome["counts"]) == 8 + 2 - 2
     assert outcome["spread"] <= 1
@@ -100,7 +98,7 @@ def test_an_idle_tick_costs_three_statements() -> None:
     assert outcome["steps"] <= 3 * ticks + 10
 
 
-def test_modulo_and_pinned_nodes_take_what_their_numbers_say() -> None:
+def test_modulo_and_pinned_nodes_claim_the_shards_of_their_settings() -> None:
     for mode in (AssignmentMode.MODULO, AssignmentMode.PINNED):
         assert report(mode=mode, nodes=3, shards=9)["counts"] == [3, 3, 3]
         lost = report(mode=mode, nodes=3, shards=9, events=["crash@300"])
@@ -112,7 +110,7 @@ def test_the_same_options_give_the_same_report() -> None:
     assert first == second
 
 
-def test_the_timeout_scales_everything() -> None:
+def test_all_delays_scale_with_the_timeout() -> None:
     # Early: a store call takes as long whatever the timeout is, and shifts what comes later.
     short = report(timeout_s=2, events=["crash@300"])["takeover_s"]["max"]
     long = report(timeout_s=200, events=["crash@300"])["takeover_s"]["max"]
@@ -135,7 +133,7 @@ def test_an_event_of_another_form_is_refused(text: str) -> None:
         Event.parse(text)
 
 
-def test_events_are_read() -> None:
+def test_event_options_are_parsed() -> None:
     assert Event.parse("crash:2@500") == Event(EventKind.CRASH, 2, 500)
     assert Event.parse("join@0") == Event(EventKind.JOIN, 1, 0)
 

@@ -68,16 +68,16 @@ class LogsTheCause(Member):
             self.store = inner
 
 
-def test_a_secret_in_an_explanation_is_heard() -> None:
+def test_the_search_finds_a_secret_in_an_explanation() -> None:
     violations = heard(Parts(consume, rebalancer=RemembersTheCause))
     assert violations[0].startswith("I10: a secret was said: ")
     assert "the store failed before" in violations[0]
     assert "canary" not in violations[0]
 
 
-def test_a_secret_in_a_log_line_is_heard() -> None:
+def test_the_search_finds_a_secret_in_a_log_line() -> None:
     assert heard(Parts(consume, heartbeat=LogsTheCause))[0].startswith("I10: ")
 
 
-def test_the_project_says_no_secret_under_the_same_seeds() -> None:
+def test_no_secret_is_shown_under_the_same_seeds() -> None:
     assert heard(Parts(consume)) == []

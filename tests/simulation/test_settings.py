@@ -12,7 +12,9 @@ from tests.simulation.protocol.consumption import consume
 SEED = 4
 
 
-def test_a_node_that_leaves_while_its_runs_work_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_node_that_leaves_while_its_runs_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = SimulationConfig(
         nodes=4, shards=39, mode=AssignmentMode.MODULO, faults=Faults.SWARM, seed=SEED
     )

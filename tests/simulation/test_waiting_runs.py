@@ -36,7 +36,7 @@ MET = {
 }
 
 
-def test_waiting_runs_meet_whatever_may_be_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_runs_handle_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss is a forced checkpoint, an eviction, or a launcher that takes the run for ended."""
     monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: TROUBLE)
@@ -50,7 +50,7 @@ def test_waiting_runs_meet_whatever_may_be_asked_of_them(monkeypatch: pytest.Mon
     assert set(met) == MET
 
 
-def test_both_kinds_of_runs_are_played() -> None:
+def test_both_kinds_of_runs_are_simulated() -> None:
     follow = [configuration.FollowingPace.of_seed(seed) is not None for seed in range(100)]
     assert 40 <= sum(follow) <= 60
     ends = [run_seed(config(seed, steps=300), seed, Parts(consume)).waits for seed in range(8)]
@@ -58,7 +58,9 @@ def test_both_kinds_of_runs_are_played() -> None:
     assert sum(bool(waits) for waits in ends) >= 2
 
 
-def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_a_run_that_ignores_a_missing_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It continues with its other shards, and holds for good what it may have opened."""
     monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
     monkeypatch.setattr(
@@ -76,7 +78,7 @@ def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPa
         assert run_seed(config_, seed, Parts(consume)).violations == ()
 
 
-def test_two_mutants_are_of_runs_that_follow() -> None:
+def test_two_mutants_change_following_runs() -> None:
     """They do no harm where runs end once all is read, so that no other seed may find them."""
     names = {mutant.name for mutant in MUTANTS if mutant.history == "Leasehold"}
     assert names == {"nobody heard while waiting", "no look while waiting"}

@@ -21,7 +21,7 @@ def test_begin_and_end_are_the_bounds(world: SourceWorld, shard: ShardId) -> Non
     assert world.rest(shard, world.source.cursor_at(shard, Position.END)) == []
 
 
-def test_the_former_end_is_the_cursor_of_the_next_record(
+def test_the_previous_end_is_the_cursor_of_the_next_record(
     world: SourceWorld, shard: ShardId
 ) -> None:
     end = world.source.cursor_at(shard, Position.END)
@@ -30,7 +30,7 @@ def test_the_former_end_is_the_cursor_of_the_next_record(
 
 
 @pytest.mark.needs(Notion.TIME_SEEK)
-def test_finds_the_first_record_at_or_after_a_time(world: SourceWorld, shard: ShardId) -> None:
+def test_a_time_finds_the_first_record_at_or_after_it(world: SourceWorld, shard: ShardId) -> None:
     times = [row["event_time"] for row in world.all_rows(shard)]
     asked = [
         times[0] - timedelta(days=1),
@@ -52,7 +52,7 @@ def test_a_time_after_all_records_is_the_end(world: SourceWorld, shard: ShardId)
 
 
 @pytest.mark.needs(Notion.GIVEN_TIME)
-def test_event_times_are_the_writer_s(world: SourceWorld, shard: ShardId) -> None:
+def test_event_times_are_those_of_the_writer(world: SourceWorld, shard: ShardId) -> None:
     times = [row["event_time"] for row in world.all_rows(shard)]
     assert times == [START + timedelta(seconds=number) for number in range(len(VALUES))]
 

@@ -111,7 +111,7 @@ def test_a_range_can_begin_and_end_within_a_packed_record(
         assert received == sent
 
 
-def test_a_packed_record_of_another_shard_is_passed(kinesis: KinesaliteWorld) -> None:
+def test_a_packed_record_of_another_shard_is_skipped(kinesis: KinesaliteWorld) -> None:
     """After a split, a packed record can belong to the other child as a whole."""
     shard, other = (row.shard for row in kinesis.source.list_shards()[:2])
     begin = kinesis.source.cursor_at(shard, Position.BEGIN)
@@ -239,7 +239,7 @@ def test_a_child_s_first_record_is_its_origin_while_none_can_be_removed(
     assert bounds.origin not in (None, bounds.begin)
 
 
-def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
+def test_a_removed_shard_is_a_gap_with_an_end(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinesalite lists removed shards forever, so the test removes them from its answers."""

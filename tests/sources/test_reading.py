@@ -33,7 +33,7 @@ from tests.sources.world import (
 )
 
 
-def test_reads_all_that_was_appended(world: SourceWorld, shard: ShardId) -> None:
+def test_all_appended_records_are_read(world: SourceWorld, shard: ShardId) -> None:
     rows = world.all_rows(shard)
     assert [row["value"] for row in rows] == list(VALUES)
     assert {row["shard_id"] for row in rows} == {shard}
@@ -82,7 +82,7 @@ def test_the_parts_of_a_range_are_the_range(world: SourceWorld, shard: ShardId) 
         assert sum(part.records for part in parts) >= len(VALUES)
 
 
-def test_a_record_beyond_the_byte_limit_goes_alone(world: SourceWorld, shard: ShardId) -> None:
+def test_a_record_beyond_the_byte_limit_is_read_alone(world: SourceWorld, shard: ShardId) -> None:
     begin = world.source.cursor_at(shard, Position.BEGIN)
     plan = world.source.plan(shard, begin, Limits(bytes_max=1))
     assert plan.records == 1
@@ -106,7 +106,7 @@ def test_a_repeated_read_yields_the_same(world: SourceWorld, shard: ShardId) -> 
     assert pa.Table.from_batches(world.source.read(range_)) == first
 
 
-def test_a_range_ends_where_it_says(world: SourceWorld, shard: ShardId) -> None:
+def test_a_range_ends_at_its_end_cursor(world: SourceWorld, shard: ShardId) -> None:
     """Goal: neither fewer nor more records, wherever the range lies in the service's pages."""
     cursors = [row["cursor"] for row in world.all_rows(shard)]
     for start, stop in ((0, 1), (3, 5), (len(VALUES) - 2, len(VALUES) - 1)):
@@ -183,7 +183,7 @@ def test_event_times_of_the_service_are_recent(world: SourceWorld, shard: ShardI
 
 
 @pytest.mark.needs(Notion.GIVEN_TIME)
-def test_a_time_beyond_the_calendar_stops_no_reader(world: SourceWorld) -> None:
+def test_a_time_outside_the_calendar_stops_no_reader(world: SourceWorld) -> None:
     """Goal: it is refused by the writer or read as null, and all later records are read."""
     shard = world.source.list_shards()[0].shard
     beyond = datetime(9999, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-1)))

@@ -10,7 +10,7 @@ from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Positio
 from tests.sources.world import START, STEP, VALUES, NewRecord, Notion, SourceWorld
 
 
-def test_lists_writable_shards_without_parents(world: SourceWorld) -> None:
+def test_new_shards_are_writable_and_have_no_parents(world: SourceWorld) -> None:
     listed = world.source.list_shards()
     assert len(listed) >= 2
     assert len({entry.shard for entry in listed}) == len(listed)
@@ -26,7 +26,7 @@ def test_shards_share_the_hash_range(world: SourceWorld) -> None:
     assert all(entry.hash_begin < entry.hash_end for entry in listed)
 
 
-def test_bounds_are_of_the_requested_shards(world: SourceWorld) -> None:
+def test_bounds_contain_only_the_requested_shards(world: SourceWorld) -> None:
     first, second = (entry.shard for entry in world.source.list_shards()[:2])
     world.fill(first, VALUES[:3])
     bounds = world.source.bounds([first, second])
@@ -112,9 +112,7 @@ def test_a_merged_shard_names_both_parents(world: SourceWorld, shard: ShardId) -
 
 
 @pytest.mark.needs(Notion.LINEAGE, Notion.REMOVAL)
-def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_a_removed_shard_is_a_gap_with_an_end(world: SourceWorld, shard: ShardId) -> None:
     source = world.source
     begin = source.cursor_at(shard, Position.BEGIN)
     middle, end = (

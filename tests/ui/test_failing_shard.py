@@ -60,7 +60,7 @@ def progress(deployment: DagsterDeployment) -> tuple[bool, str] | None:
     return None
 
 
-def test_a_failing_shard_is_red_within_a_minute_and_green_again_once_mended(
+def test_a_failing_shard_is_red_within_a_minute_and_green_once_fixed(
     tmp_path: Path, page: Page
 ) -> None:
     home = tmp_path / "home"

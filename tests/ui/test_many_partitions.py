@@ -123,7 +123,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
     store.close()
 
 
-def test_a_thousand_partitions_are_one_run_and_those_that_fail_are_a_handful(
+def test_a_thousand_partitions_are_one_run_and_only_failed_ones_are_selected_again(
     many: Scene, page: Page
 ) -> None:
     first = launch(page, many, "All", f"{SHARDS} partitions")

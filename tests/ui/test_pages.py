@@ -49,7 +49,7 @@ pytestmark = [
 ]
 
 
-def test_shards_are_the_assets_partitions_and_green(scene: Scene, page: Page) -> None:
+def test_shards_are_partitions_of_the_asset_and_green(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/{STREAM}?view=partitions")
     page.get_by_text(f"{len(SHARDS)} Partitions Selected").wait_for()
     page.get_by_text(f"Materialized ({len(SHARDS)})").wait_for()
@@ -70,7 +70,7 @@ def test_the_asset_names_its_automation_its_kinds_and_its_columns(scene: Scene, 
         page.get_by_text(f"{STREAM}_{sensor}", exact=True).first.wait_for()
 
 
-def test_the_list_of_runs_shows_shards_and_records_alone(scene: Scene, page: Page) -> None:
+def test_the_list_of_runs_shows_only_tags_of_shards_and_records(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/runs")
     page.get_by_text("leasehold/shards:").first.wait_for()
     page.get_by_text("leasehold/records:").first.wait_for()
@@ -79,7 +79,7 @@ def test_the_list_of_runs_shows_shards_and_records_alone(scene: Scene, page: Pag
     assert ".dagster/" not in shown
 
 
-def test_a_runs_first_line_comes_within_two_seconds_of_its_step(scene: Scene) -> None:
+def test_the_first_line_of_a_run_appears_within_two_seconds_of_its_step(scene: Scene) -> None:
     query = """{ runsOrError(filter: {pipelineName: "consume_%s"}) { ... on Runs { results {
         eventConnection { events { __typename ... on MessageEvent { timestamp message } } }
     } } } }"""
@@ -129,7 +129,7 @@ def test_a_tick_explains_itself(scene: Scene, page: Page) -> None:
     wait_for("the explanation of a tick", explained, SHOWN_S)
 
 
-def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
+def test_a_sensor_can_be_switched_off_and_on(scene: Scene, page: Page) -> None:
     """A click that a tick undid is made again, as a user does who sees the switch jump back."""
     sensor = f"{STREAM}_housekeeping"
     switch = page.locator("label:has(input[type=checkbox])").first
@@ -144,7 +144,7 @@ def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
         wait_for(status, switched, SHOWN_S)
 
 
-def test_the_lease_table_shows_who_holds_what(scene: Scene, page: Page) -> None:
+def test_the_lease_table_shows_holders(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/leases/{STREAM}_leases?view=overview")
     before = newest_run(scene)
     page.get_by_role("button", name="Materialize").first.click()
@@ -166,7 +166,7 @@ def test_the_lease_table_shows_who_holds_what(scene: Scene, page: Page) -> None:
         assert not table.evaluate(CUT_OFF), "every column can be read"
 
 
-def test_the_report_shows_who_held_what_without_a_network(
+def test_the_report_shows_holders_without_a_network(
     scene: Scene, page: Page, tmp_path: Path
 ) -> None:
     file, asked = tmp_path / "report.html", []

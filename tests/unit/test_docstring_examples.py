@@ -38,7 +38,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(
     ("door", "name", "value"), EXAMPLES, ids=[f"{d}.{n}" for d, n, _ in EXAMPLES]
 )
-def test_its_example_runs(
+def test_the_example_of_a_docstring_runs(
     door: str, name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_settings(monkeypatch)

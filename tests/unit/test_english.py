@@ -85,12 +85,12 @@ def test_variables_are_nouns() -> None:
         "for known in []: ...",
     ],
 )
-def test_what_breaks_a_rule_is_seen(code: str) -> None:
+def test_the_rules_find_planted_violations(code: str) -> None:
     tree = ast.parse(code)
     assert wrong_openings(tree) or participles(tree)
 
 
-def test_names_that_are_right_are_still_there() -> None:
+def test_allowed_names_still_exist() -> None:
     for path, given in RIGHT:
         tree = tree_of(ROOT / path)
         assert given in {each for _, each in given_names(tree)}

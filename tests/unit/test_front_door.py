@@ -24,7 +24,7 @@ NAMED_MODULES = {"dagster_leasehold.orchestration.definitions"}
 
 
 @pytest.mark.parametrize(("door", "offered"), NAMES)
-def test_every_name_resolves_and_has_a_docstring_that_stands_alone(door: str, offered: str) -> None:
+def test_every_public_name_has_a_self_contained_docstring(door: str, offered: str) -> None:
     value = getattr(import_module(door), offered)
     summary = (value.__doc__ or "").partition("\n")[0]
     assert summary.endswith("."), f"{door}.{offered} has no docstring of a whole sentence"
@@ -36,18 +36,18 @@ def test_every_name_resolves_and_has_a_docstring_that_stands_alone(door: str, of
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_names_of_a_door_are_sorted_and_listed(door: str) -> None:
+def test_public_names_are_sorted_and_listed(door: str) -> None:
     module = import_module(door)
     assert module.__all__ == sorted(set(module.__all__))
     assert set(module.__all__) <= set(dir(module))
 
 
-def test_the_front_door_is_small() -> None:
+def test_the_main_module_has_few_names() -> None:
     """Goal: about 20 names; what only some users need belongs to a side door."""
     assert len(dagster_leasehold.__all__) <= 29
 
 
-def test_the_table_of_the_front_door_is_what_type_checkers_read() -> None:
+def test_lazy_names_match_the_names_for_type_checkers() -> None:
     tree = ast.parse(Path(dagster_leasehold.__file__).read_text("utf-8"))
     [typed] = [node for node in tree.body if isinstance(node, ast.If)]
     imported = {
@@ -60,7 +60,7 @@ def test_the_table_of_the_front_door_is_what_type_checkers_read() -> None:
     assert sorted(imported) == dagster_leasehold.__all__
 
 
-def test_a_name_that_is_not_there_is_refused_as_by_any_module() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'dagster_leasehold' has no attribute 'ShardStreams'"):
         _ = dagster_leasehold.ShardStreams  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ImportError, match="cannot import name 'ShardStreams'"):
@@ -76,7 +76,7 @@ def test_a_name_that_is_not_there_is_refused_as_by_any_module() -> None:
         ("dagster_leasehold.reading", ("pyspark", "pandas", "pymysql")),
     ],
 )
-def test_a_door_loads_only_what_its_users_need(door: str, absent: tuple[str, ...]) -> None:
+def test_public_modules_load_only_what_their_users_need(door: str, absent: tuple[str, ...]) -> None:
     """A name that ends with a dot stands for everything below that package."""
     code = f"import sys, {door}; print(*sys.modules)"
     output = subprocess.run(
@@ -102,7 +102,7 @@ def imported_names(code: str) -> set[tuple[str, str]]:
     return {(module, name) for module, name in names if module.split(".")[0] == FRONT}
 
 
-def test_rooms_do_not_go_through_the_doors() -> None:
+def test_internal_modules_do_not_import_public_modules() -> None:
     """Goal: a room names the module that it needs, so that imports can be seen to go down only."""
     wrong = [
         f"{name(path)} imports {imported} from {module}"
@@ -113,7 +113,7 @@ def test_rooms_do_not_go_through_the_doors() -> None:
     assert wrong == []
 
 
-def test_the_reference_shows_every_name_of_every_door_once() -> None:
+def test_the_reference_shows_every_public_name_once() -> None:
     page = (ROOT / "docs/reference/python.md").read_text("utf-8")
     shown = re.findall(r"^::: (\S+)$", page, re.M)
     assert sorted(shown) == sorted(f"{door}.{each}" for door, each in NAMES)
@@ -130,12 +130,12 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in EXAMPLES}))
-def test_examples_use_the_doors_alone(page: str) -> None:
+def test_examples_import_only_public_modules(page: str) -> None:
     imported = {each for shown, code in EXAMPLES if shown == page for each in imported_names(code)}
     assert imported <= set(NAMES), imported - set(NAMES)
 
 
-def test_pages_for_users_name_what_the_doors_offer() -> None:
+def test_pages_for_users_name_only_public_names() -> None:
     """Running text may name a module that a workspace loads, and nothing else behind the doors."""
     offered = {*DOORS, *NAMED_MODULES, *(f"{door}.{each}" for door, each in NAMES)}
     wrong: list[str] = []

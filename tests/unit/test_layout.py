@@ -152,7 +152,7 @@ def floor_of(module: str) -> str | None:
     return rest[0] if package == PACKAGE and rest else None
 
 
-def test_the_tree_was_found() -> None:
+def test_the_package_has_modules() -> None:
     assert len(OWN_MODULES) > 30
     assert {path.relative_to(ROOT).parts[1] for path in OWN_MODULES} == set(PACKAGES)
 
@@ -205,7 +205,7 @@ def part_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("room", ALLOWED_WITHIN)
-def test_parts_of_a_room_import_down_only(room: str) -> None:
+def test_subpackages_import_down_only(room: str) -> None:
     allowed = ALLOWED_WITHIN[room]
     wrong: list[str] = []
     for path in OWN_MODULES:
@@ -221,7 +221,7 @@ def test_parts_of_a_room_import_down_only(room: str) -> None:
     assert wrong == []
 
 
-def test_no_import_goes_round_in_a_circle() -> None:
+def test_no_imports_are_circular() -> None:
     """Goal: a reader can begin at the bottom. Method: imports for types alone count as well."""
     sorter = TopologicalSorter[str]()
     for path in OWN_MODULES:
@@ -231,7 +231,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
     sorter.prepare()
 
 
-def test_nothing_is_imported_past_the_one_package() -> None:
+def test_no_module_is_imported_through_the_links() -> None:
     """Goal: no module is loaded twice under two names, in which its classes would differ."""
     bare = [
         f"{name(path)} imports {imported}"
@@ -242,7 +242,7 @@ def test_nothing_is_imported_past_the_one_package() -> None:
     assert bare == []
 
 
-def test_the_rooms_that_users_look_for_are_linked_at_the_top() -> None:
+def test_packages_are_linked_at_the_top() -> None:
     """Goal: a clone without links loses these four names and nothing else."""
     for room in ("assets", "lease_store", "orchestration", "sensors"):
         link = ROOT / room
@@ -252,7 +252,7 @@ def test_the_rooms_that_users_look_for_are_linked_at_the_top() -> None:
         assert not (ROOT / PACKAGE / room).is_symlink()
 
 
-def test_names_say_what_they_hold() -> None:
+def test_module_names_are_specific() -> None:
     wrong = [name(path) for path in OWN_MODULES if BANNED_NAMES.search(path.stem)]
     for path in OWN_MODULES:
         for node in ast.walk(tree_of(path)):
@@ -262,7 +262,7 @@ def test_names_say_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("what", BANNED_TEXT)
-def test_nothing_in_the_tree_is(what: str) -> None:
+def test_banned_text_is_absent(what: str) -> None:
     places = [
         f"{name(path)}:{number}: {line.strip()[:80]}"
         for path in FILES

@@ -58,26 +58,26 @@ class Mutant:
 
 def _compacts(folder: Path, patch: pytest.MonkeyPatch) -> None:
     scene = test_compaction.Scene(folder)
-    test_compaction.test_what_follows_a_full_row_group_is_in_the_merged_file(scene, patch)
+    test_compaction.test_records_after_a_full_row_group_are_merged(scene, patch)
 
 
 def _loses_its_lease(folder: Path, _: pytest.MonkeyPatch) -> None:
     scene = test_following.Scene(World(folder, records_max=1_000))
-    test_following.test_a_waiting_run_answers_within_a_second(scene, "loss")
+    test_following.test_a_waiting_run_reacts_within_a_second(scene, "loss")
 
 
 def _commits_late(folder: Path, _: pytest.MonkeyPatch) -> None:
     scene = test_following.Scene(World(folder, records_max=1_000))
-    test_following.test_a_record_that_comes_during_a_slow_batch_is_due_by_the_look_before_it(scene)
+    test_following.test_a_record_that_arrives_during_a_slow_batch_is_due_from_the_check_before(
+        scene
+    )
 
 
 def _leaves_while_the_store_is_away(folder: Path, patch: pytest.MonkeyPatch) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         ensure_instance_address(instance)
         scene = test_node_agent.Scene(folder, instance, 20.0)
-        test_node_agent.test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
-            scene, patch
-        )
+        test_node_agent.test_a_stopping_agent_waits_for_an_unavailable_store(scene, patch)
 
 
 MUTANTS = [
@@ -121,7 +121,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-def test_a_rule_that_is_taken_out_is_noticed(
+def test_each_mutant_is_found_by_its_test(
     mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [tmp_path / name for name in ("sound", "mutated")]

@@ -31,19 +31,19 @@ def journal(*rows: tuple[float, ShardId, str | ShardState]) -> list[JournalEntry
     ]
 
 
-def test_a_transfer_keeps_its_owner_and_a_shard_that_was_freed_waits_for_one() -> None:
+def test_ownership_times_count_freed_shards_and_not_transfers() -> None:
     entries = journal(
         (0, S, MOVING), (9, S, HELD), (10, T, FREE), (12, T, HELD), (20, T, FREE), (27.9, T, HELD)
     )
     assert seconds_without_owner(entries) == {S: 0.0, T: 7.9}
 
 
-def test_a_shard_that_nobody_has_at_the_end_is_without_an_owner_for_ever() -> None:
+def test_a_shard_without_an_owner_at_the_end_counts_as_unowned_forever() -> None:
     entries = journal((0, S, FREE), (1, S, HELD), (2, S, FREE), (3, T, MOVING))
     assert seconds_without_owner(entries) == {S: math.inf, T: 0.0}
 
 
-def test_a_run_is_missing_between_its_end_and_the_beginning_of_the_next() -> None:
+def test_the_time_between_two_runs_is_measured() -> None:
     entries = journal(
         (0, S, "close"), (0, S, HELD), (6.5, S, "open"), (20, S, "close"), (21, S, "open")
     )

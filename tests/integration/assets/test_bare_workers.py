@@ -170,9 +170,7 @@ def append(*homes: Path) -> None:
             stream_of(home).source.append(ShardId(shard), [b"more"])
 
 
-def test_code_travels_and_is_renewed_and_is_each_deployments_own(
-    spark: str, tmp_path: Path
-) -> None:
+def test_each_deployment_sends_and_updates_its_own_code(spark: str, tmp_path: Path) -> None:
     """Goal: bare workers do every kind of job, with the code that this deployment has now."""
     homes = [new_home(folder) for folder in (tmp_path / "a", tmp_path / "b")]
     projects = [

@@ -71,7 +71,7 @@ def compact(home: ConsumedHome, instance: dg.DagsterInstance) -> None:
     assert done.success
 
 
-def test_small_batches_end_as_files_of_the_target_size(
+def test_small_batches_are_merged_into_files_of_the_target_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: a thread appends and commits batch by batch; compactions and readers run beside it.

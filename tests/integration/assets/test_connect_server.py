@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     stop(folder)
 
 
-def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
+def test_one_private_server_is_started_and_ends(folder: Path) -> None:
     """Goal: the whole life. Method: two processes start it at once, then all doors are tried."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [*pool.map(lambda _: python(START, str(folder)), range(2))]
@@ -148,7 +148,7 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
 
 
 @pytest.mark.release
-def test_other_settings_end_the_server_and_start_one_with_them(folder: Path) -> None:
+def test_changed_settings_restart_the_server(folder: Path) -> None:
     """Method: the heap is on Java's command line; a session tells the rest."""
     ask = (
         "import json, sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource;"
@@ -168,7 +168,7 @@ def test_other_settings_end_the_server_and_start_one_with_them(folder: Path) -> 
     assert group_of(servers[0].pid) == []
 
 
-def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) -> None:
+def test_the_error_for_a_server_that_ends_at_once_has_its_last_output(folder: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": str(folder / "no java")}
     with pytest.raises(SparkUnavailable, match=r"ended with code 1 before .*no java/bin/java"):
         connect_server.connect_server(
@@ -176,7 +176,7 @@ def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) ->
         )
 
 
-def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
+def test_a_server_ends_when_its_folder_is_deleted(folder: Path) -> None:
     assert python(START, str(folder)).returncode == 0
     server = running(folder)
     assert server is not None
@@ -195,7 +195,7 @@ def test_a_server_ends_soon_after_its_last_user(tmp_path: Path) -> None:
     until(lambda: group_of(server.pid) == [], timeout_s=60)
 
 
-def test_a_start_that_is_interrupted_leaves_a_server_that_can_be_stopped(folder: Path) -> None:
+def test_a_server_whose_start_was_interrupted_can_be_stopped(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", START, str(folder)], cwd=PROJECT) as start:
         until(lambda: ConnectServer.read(folder) is not None, timeout_s=60)
         start.kill()
@@ -217,13 +217,13 @@ def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
-def test_a_damaged_state_file_counts_for_nothing(folder: Path, content: str) -> None:
+def test_a_damaged_state_file_is_ignored(folder: Path, content: str) -> None:
     (folder / connect_server.STATE_FILE).write_text(content)
     assert running(folder) is None
     assert not stop(folder)
 
 
-def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> None:
+def test_a_reused_process_id_is_not_mistaken_for_the_server(folder: Path) -> None:
     """Goal: after a reboot the number in the state file may be anybody's."""
     own = ProcessIdentity.of(os.getpid())
     elsewhere = replace(own, place=f"{own.place}1")
@@ -233,7 +233,7 @@ def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> No
         assert not stop(folder), "and this very process survives it"
 
 
-def test_a_server_of_another_folder_in_a_group_of_the_same_number_survives(folder: Path) -> None:
+def test_a_server_of_another_folder_with_the_same_process_group_survives(folder: Path) -> None:
     """A container that came after another one finds its note, and may have the same numbers."""
     command = [sys.executable, "-c", "input()", "SparkConnectServer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as other:
@@ -247,7 +247,7 @@ def test_a_server_of_another_folder_in_a_group_of_the_same_number_survives(folde
         other.communicate(b"\n")
 
 
-def test_a_step_of_the_wall_clock_costs_no_warm_server(
+def test_a_step_of_the_wall_clock_does_not_restart_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -54,7 +54,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("point", "way", "then"), CASES, ids=lambda case: getattr(case, "label", case)
 )
-def test_each_record_is_left_once(
+def test_each_record_is_committed_once(
     point: Failpoint, way: str, then: str, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: SIGKILL at a named step; then a run that knows the dead one to have ended.
@@ -89,7 +89,7 @@ def test_each_record_is_left_once(
     assert listed <= {*(home / "output").rglob("*.parquet")}
 
 
-def test_spark_reads_what_the_table_names_and_nothing_else(
+def test_spark_reads_only_the_files_of_the_table(
     home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: an orphan beside the output, such as a zombie leaves."""

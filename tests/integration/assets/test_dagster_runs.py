@@ -134,7 +134,7 @@ def expected(shard: str) -> list[bytes]:
     return [b"%s:%d" % (shard.encode(), number) for number in range(RECORDS)]
 
 
-def test_steps_of_the_user_stand_around_a_run_for_a_node(new_scene: NewScene) -> None:
+def test_code_of_the_user_wraps_a_run_of_a_node(new_scene: NewScene) -> None:
     scene, steps = new_scene(), list[str]()
 
     def execute(context: dg.OpExecutionContext, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -163,7 +163,7 @@ def test_a_run_over_several_shards_reports_each_partition_once(new_scene: NewSce
     assert verify(scene.store, scene.stream.key) == []
 
 
-def test_a_clicked_partition_carries_figures_and_checks(new_scene: NewScene) -> None:
+def test_a_materialized_partition_has_metadata_and_checks(new_scene: NewScene) -> None:
     scene = new_scene()
     result = scene.materialize(partition="1")
     assert result.success
@@ -186,14 +186,14 @@ def test_a_clicked_partition_carries_figures_and_checks(new_scene: NewScene) -> 
     assert scene.committed("0") == []
 
 
-def test_a_range_of_partitions_is_one_run_with_figures_for_each(new_scene: NewScene) -> None:
+def test_a_range_of_partitions_is_one_run_with_metadata_for_each(new_scene: NewScene) -> None:
     scene = new_scene()
     tags = {"asset_partition_range_start": "0", "asset_partition_range_end": "1"}
     assert scene.materialize(**tags).success
     assert scene.reported() == dict.fromkeys("01", RECORDS)
 
 
-def test_a_split_shard_is_finished_and_green_and_its_children_follow(new_scene: NewScene) -> None:
+def test_a_split_shard_is_finished_and_its_children_are_consumed(new_scene: NewScene) -> None:
     scene = new_scene()
     log = LocalLog.open(scene.home / "log")
     children = log.split("0")
@@ -229,7 +229,7 @@ class FailsFor:
         return records.mapInArrow(check, records.schema)
 
 
-def test_a_shard_that_fails_is_named_and_the_others_are_committed_and_reported(
+def test_a_failing_shard_is_named_and_the_others_are_committed_and_reported(
     new_scene: NewScene,
 ) -> None:
     scene = new_scene(FailsFor("1"))

@@ -49,7 +49,7 @@ def deployment(world: World) -> Deployment:
     return Deployment(lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.place)
 
 
-def test_a_downstream_asset_gets_a_spark_frame(
+def test_a_downstream_asset_receives_a_spark_frame(
     world: World, deployment: Deployment, spark_folder: Path, connect_session: Any
 ) -> None:
     del connect_session  # asked for so that the server is warm
@@ -96,7 +96,7 @@ def make(world: World, deployment: Deployment, session: Any, hour: int, **more: 
     )
 
 
-def test_a_window_is_made_whole_replaced_whole_and_kept_by_vacuum(
+def test_a_window_is_written_and_replaced_as_a_whole_and_kept_by_vacuum(
     world: World, deployment: Deployment, connect_session: Any
 ) -> None:
     made = make(world, deployment, connect_session, 0)
@@ -119,7 +119,7 @@ def test_a_window_is_made_whole_replaced_whole_and_kept_by_vacuum(
     assert all(Path(path).exists() for path in newer), report
 
 
-def test_a_run_that_was_overtaken_makes_the_window_again(
+def test_a_run_that_was_overtaken_computes_the_window_again(
     world: World, deployment: Deployment, connect_session: Any
 ) -> None:
     """Method: while the first run's transform is asked, a second run of the hour is faster."""
@@ -140,7 +140,7 @@ def test_a_run_that_was_overtaken_makes_the_window_again(
     assert sum(pq.read_table(path).column("count").to_pylist()) == 121
 
 
-def test_an_hour_that_may_still_grow_is_refused_unless_somebody_insists(
+def test_an_incomplete_hour_is_refused_unless_the_config_allows_it(
     world: World, deployment: Deployment, connect_session: Any
 ) -> None:
     with pytest.raises(WindowIncomplete, match="is not complete"):
@@ -150,7 +150,7 @@ def test_an_hour_that_may_still_grow_is_refused_unless_somebody_insists(
     assert made.window.start == datetime(2026, 3, 1, 13, tzinfo=UTC)
 
 
-def test_a_transform_that_fails_is_one_sentence_and_leaves_nothing(
+def test_a_failing_transform_is_one_sentence_and_leaves_no_file(
     world: World, deployment: Deployment, connect_session: Any
 ) -> None:
     before = {*world.output.rglob("*.parquet")}
@@ -168,7 +168,7 @@ def test_a_transform_that_fails_is_one_sentence_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("way", ["given up", "terminated"])
-def test_an_hour_that_ends_early_leaves_no_job_at_work(
+def test_an_hour_that_ends_early_leaves_no_job_running(
     world: World, deployment: Deployment, connect_session: Any, tmp_path: Path, way: str
 ) -> None:
     """Method: its task holds until the test is over, and its run does not."""

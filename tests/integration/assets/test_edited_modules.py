@@ -81,7 +81,7 @@ def folder_of_spark(tmp_path: Path) -> Iterator[Path]:
     connect_server.stop(folder)
 
 
-def test_the_next_run_has_the_code_that_was_changed(tmp_path: Path, folder_of_spark: Path) -> None:
+def test_the_next_run_uses_edited_modules(tmp_path: Path, folder_of_spark: Path) -> None:
     """Goal: no output by old code. Method: what transforms import changes, and they do not.
 
     Workers of the first run are there still: one module of the project has imported another, and

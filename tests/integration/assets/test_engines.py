@@ -233,7 +233,7 @@ LONG = pytest.mark.long
     ],
     indirect=True,
 )
-def test_an_engine_reads_what_went_in_and_opens_what_a_filter_needs(
+def test_an_engine_reads_all_records_and_opens_only_files_that_match_the_filter(
     read: Read, table: Table
 ) -> None:
     at = table.make()

@@ -111,7 +111,7 @@ def scene(
     scene.home.store.close()
 
 
-def test_what_a_replica_has_lost_is_consumed_again_and_neither_doubled_nor_lost(
+def test_records_of_lost_commits_are_consumed_again_once(
     scene: Scene, pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look, again = commands_of_page()

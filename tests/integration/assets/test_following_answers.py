@@ -125,7 +125,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_a_waiting_run_answers_before_its_next_batch(
+def test_a_waiting_run_reacts_before_its_next_batch(
     what: str, home: Path, spark_folder: Path, connect_session: object
 ) -> None:
     """Records wait for the next batch, half a minute away, when somebody asks for the shards."""

@@ -29,7 +29,7 @@ POINTS = (Failpoint.BEFORE_GAP, Failpoint.IN_RECORD_GAP, Failpoint.AFTER_GAP)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
-def test_a_gap_is_passed_once(tmp_path: Path, point: Failpoint) -> None:
+def test_a_gap_is_recorded_and_skipped_once(tmp_path: Path, point: Failpoint) -> None:
     """Method: records 10 to 15 are gone; SIGKILL; the next run replaces the dead one."""
     home = ConsumedHome(tmp_path / "home", shards=1)
     home.append(10)

@@ -65,7 +65,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_was_loaded_is_read_by_every_engine(
+def test_every_engine_reads_the_output_in_a_hostile_folder(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_HOME", name)
@@ -98,7 +98,7 @@ def test_what_was_loaded_is_read_by_every_engine(
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("variable", ["LEASEHOLD_HOME", "LEASEHOLD_OUTPUT"])
-def test_what_cannot_be_an_address_is_refused_before_anything_is_written(
+def test_a_path_that_cannot_be_an_address_is_refused_before_any_write(
     name: str,
     variable: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ def test_what_cannot_be_an_address_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", [*TAKEN, "x?1", "x#1", "50%25off", "a%2Fb"])
-def test_a_url_leads_to_the_file_that_it_was_made_of(name: str) -> None:
+def test_a_url_of_a_path_opens_that_path(name: str) -> None:
     """Goal: also where a home would be refused: two files are never one."""
     settings = Settings.model_construct(home=Path(name), database_url=None)
     path = sqlite_path(parse_url(settings.store_url.get_secret_value()))

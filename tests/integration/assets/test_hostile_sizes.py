@@ -77,7 +77,7 @@ def measured(server: int) -> Generator[Peak]:
 
 
 @pytest.mark.parametrize("way", ["arrow", pytest.param("frames", marks=pytest.mark.long)])
-def test_hostile_sizes_in_one_run(
+def test_a_run_consumes_records_of_hostile_sizes(
     way: str, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """A record of 64 MiB, a bound in bytes, 100,000 tiny records, none, and empty closed shards."""

@@ -158,9 +158,7 @@ def test_a_run_that_is_killed_leaves_orphans_at_most(world: StoreWorld, point: F
 @pytest.mark.parametrize(
     "point", [Failpoint.AFTER_REWRITE_CLAIM, Failpoint.BEFORE_SWAP, Failpoint.AFTER_SWAP]
 )
-def test_a_rewrite_that_is_killed_is_done_again(
-    world: StoreWorld, way: str, point: Failpoint
-) -> None:
+def test_a_killed_rewrite_is_repeated(world: StoreWorld, way: str, point: Failpoint) -> None:
     world.consume()
     rewrite = getattr(world, way)
     killed_at(point, lambda: rewrite("rewrite-1"))
@@ -175,7 +173,9 @@ def test_a_rewrite_that_is_killed_is_done_again(
 
 
 @pytest.mark.parametrize("way", ["compact", "replay"])
-def test_what_was_replaced_is_as_old_as_its_replacement(world: StoreWorld, way: str) -> None:
+def test_the_age_of_a_replaced_file_counts_from_its_replacement(
+    world: StoreWorld, way: str
+) -> None:
     """Goal: a reader that listed a file before the swap reads it to its end."""
     world.consume()
     old = world.objects()
@@ -194,7 +194,7 @@ def test_what_was_replaced_is_as_old_as_its_replacement(world: StoreWorld, way: 
     assert world.objects() == world.named()
 
 
-def test_a_swap_while_vacuum_looks_keeps_what_it_replaced(
+def test_vacuum_keeps_files_that_a_swap_replaces_meanwhile(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. vacuum lists; 2. a compaction swaps; 3. nobody names the old files, and they are new."""
@@ -213,7 +213,7 @@ def test_a_swap_while_vacuum_looks_keeps_what_it_replaced(
     assert old < world.objects()
 
 
-def test_a_swap_that_cannot_be_noted_is_not_made(
+def test_a_swap_that_cannot_touch_the_replaced_files_is_not_made(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.consume()
@@ -229,7 +229,7 @@ def test_a_swap_that_cannot_be_noted_is_not_made(
     world.check()
 
 
-def test_a_bucket_that_is_not_there_is_one_sentence(world: StoreWorld) -> None:
+def test_a_missing_bucket_is_one_sentence(world: StoreWorld) -> None:
     nowhere = output_place("s3://there-is-no-such-bucket/out")
     with pytest.raises(OutputUnwritable, match=r"^[^\n]+NO_SUCH_BUCKET[^\n]+$"):
         touch_replaced(nowhere, [DataFile("attempts/x/0.parquet", 1, 1)])
@@ -237,7 +237,7 @@ def test_a_bucket_that_is_not_there_is_one_sentence(world: StoreWorld) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("case", SWEEPS)
-def test_sweeps_of_both_ways_write_into_the_store(
+def test_arrow_and_dataframe_sweeps_write_into_the_store(
     case: str, connect_session: Any, tmp_path: Path
 ) -> None:
     place = output_place(f"s3://{new_bucket()}/out")
@@ -247,7 +247,7 @@ def test_sweeps_of_both_ways_write_into_the_store(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("way", ["arrow", pytest.param("frames", marks=pytest.mark.long)])
-def test_a_store_that_is_away_fails_shards_in_one_sentence(
+def test_an_unavailable_object_store_fails_shards_with_one_sentence(
     way: str, connect_session: Any, tmp_path: Path
 ) -> None:
     serve()
@@ -260,7 +260,7 @@ def test_a_store_that_is_away_fails_shards_in_one_sentence(
 
 
 @pytest.mark.spark
-def test_spark_reads_the_store_and_makes_hours_in_it(
+def test_spark_reads_the_store_and_writes_hours_into_it(
     world: StoreWorld, connect_session: Any
 ) -> None:
     """Goal: no client of Spark's own for the store. Method: a column that came later, and hours."""

@@ -105,7 +105,7 @@ def test_committed_batches_are_published(scene: Scene) -> None:
     assert duckdb_query(at, "count(*)", "event_time < '1990-01-01T00:00:00Z'") == [(0,)]
 
 
-def test_a_reply_that_was_lost_is_settled_by_the_next_publisher(
+def test_the_next_publisher_settles_a_lost_reply(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the catalog takes the publication, and its answer does not come."""
@@ -129,7 +129,7 @@ def test_a_reply_that_was_lost_is_settled_by_the_next_publisher(
     once(scene, 23)
 
 
-def test_a_publication_that_never_arrived_is_made_again(
+def test_a_publication_that_never_arrived_is_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
@@ -185,7 +185,7 @@ def test_killed_at_any_step_each_record_is_published_once(
 
 @pytest.mark.parametrize("takes", [False, True])
 @pytest.mark.parametrize("status", [403, 409, 500, 502, 503, 504, 0])
-def test_whatever_a_service_answers_one_request_is_pending(
+def test_at_most_one_request_is_pending_for_any_reply_of_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, takes: bool
 ) -> None:
     """Method: it refuses, or takes a commit and says that it does not, or closes the connection."""
@@ -210,7 +210,7 @@ def test_whatever_a_service_answers_one_request_is_pending(
         assert scene.snapshots() == 1
 
 
-def test_a_secret_of_the_environment_opens_the_catalog_and_is_shown_nowhere(
+def test_a_secret_of_the_environment_opens_the_catalog_and_is_never_shown(
     tmp_path: Path, rest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Method: the service wants a token, and repeats that of whom it refuses."""

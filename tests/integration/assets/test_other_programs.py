@@ -205,7 +205,7 @@ def fixed(scene: Scene) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("incident", "arrival"), [*((each, NOW) for each in INCIDENTS), LATER])
-def test_at_each_step_another_program_may_change_the_table(
+def test_another_program_can_change_the_table_at_each_step(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, incident: str, change: str, arrival: str
 ) -> None:
     """Goal: each committed record is in the table once, whatever came between which steps."""
@@ -232,7 +232,7 @@ def test_at_each_step_another_program_may_change_the_table(
 
 
 @pytest.mark.parametrize("change", HARMFUL)
-def test_publication_stops_where_another_program_changed_the_records(
+def test_publication_stops_if_another_program_changed_the_records(
     scene: Scene, change: str
 ) -> None:
     getattr(scene, change)()
@@ -289,7 +289,7 @@ def replay(scene: Scene, number: int) -> None:
     store.release_rewrite(key, shard, "replay")
 
 
-def test_a_replay_of_rewritten_files_is_rejected_and_a_later_one_is_not(scene: Scene) -> None:
+def test_a_replay_of_rewritten_files_is_rejected_and_a_later_one_succeeds(scene: Scene) -> None:
     scene.publish()
     replay(scene, 0)
     scene.rewritten()
@@ -304,7 +304,7 @@ def test_a_replay_of_rewritten_files_is_rejected_and_a_later_one_is_not(scene: S
     assert scene.values() == scene.committed()
 
 
-def test_expired_records_of_rewritten_files_stay_and_the_others_go(scene: Scene) -> None:
+def test_expired_records_stay_in_files_that_another_program_rewrote(scene: Scene) -> None:
     """Method: the files of three batches expire; the table has one of them under its name."""
     store, key, shard = scene.store, scene.world.key, scene.world.ids[0]
     scene.publish()
@@ -372,7 +372,7 @@ def test_a_file_of_the_table_that_does_not_exist_is_a_difference(scene: Scene) -
     )
 
 
-def test_a_request_that_the_catalog_never_takes_is_replaced_by_an_adoption(
+def test_an_adoption_replaces_a_request_that_the_catalog_always_refuses(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(scene, monkeypatch)

@@ -15,7 +15,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.spark
-def test_its_columns_and_what_it_refuses(
+def test_the_transform_of_the_page_returns_its_columns_and_quarantines_other_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect_session: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_arrow_table_gives_what_a_dataframe_gives(name: str, connect_session: Any) -> None:
+def test_arrow_tables_and_dataframes_are_parsed_alike(name: str, connect_session: Any) -> None:
     """Goal: who changes from one to the other finds the same fields, types, errors and texts."""
     schema, values, separator = CASES[name]
     table = table_of(values)

@@ -196,7 +196,7 @@ def test_a_record_that_kills_its_worker_is_found_and_quarantined(
     [pytest.param(each, marks=pytest.mark.release) if each is hangs else each for each in FAULTS],
     ids=lambda fault: fault.__name__,
 )
-def test_whatever_a_record_does_it_is_found_and_quarantined(
+def test_a_blocking_record_of_any_kind_is_found_and_quarantined(
     home: Path, spark_folder: Path, connect_session: Any, fault: Any, way: str
 ) -> None:
     check_one_record_is_found(home, spark_folder, fault, way)
@@ -204,7 +204,7 @@ def test_whatever_a_record_does_it_is_found_and_quarantined(
 
 @pytest.mark.release
 @WAYS
-def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
+def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_fixed(
     home: Path, spark_folder: Path, connect_session: Any, way: str
 ) -> None:
     runs = runs_of(home, spark_folder, hangs, way, "hold")

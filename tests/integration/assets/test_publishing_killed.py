@@ -89,9 +89,7 @@ def play(folder: Path, point: Failpoint, url: str | None = None) -> None:
     ],
     ids=lambda point: point.label,
 )
-def test_a_publisher_that_was_killed_is_followed_by_the_next(
-    tmp_path: Path, point: Failpoint
-) -> None:
+def test_the_next_publisher_continues_after_a_killed_one(tmp_path: Path, point: Failpoint) -> None:
     play(tmp_path, point)
 
 
@@ -105,7 +103,7 @@ def test_a_publisher_that_was_killed_is_followed_by_the_next(
     ],
 )
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
-def test_so_it_is_on_a_server(
+def test_the_next_publisher_continues_after_a_killed_one_on_a_server(
     tmp_path: Path, point: Failpoint, url: str, request: pytest.FixtureRequest
 ) -> None:
     play(tmp_path, point, request.getfixturevalue(url))

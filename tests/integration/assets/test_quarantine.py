@@ -86,7 +86,7 @@ def todays_tables(records: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("todays", [todays_frames, todays_tables], ids=["frames", "arrow"])
-def test_the_poison_of_one_shard_stops_it_alone(
+def test_too_many_bad_records_stop_only_their_shard(
     todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """More bad records in a batch than the stream allows: that shard waits, the others continue."""
@@ -123,7 +123,7 @@ def mended_tables(records: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("todays", [mended_frames, mended_tables], ids=["frames", "arrow"])
-def test_another_try_puts_mended_records_where_they_belong(
+def test_a_retry_puts_fixed_records_into_their_batches(
     todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     def yesterdays(records: DataFrame) -> DataFrame:

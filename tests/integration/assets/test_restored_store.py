@@ -99,7 +99,7 @@ def expected(count: int) -> list[bytes]:
     return [b"0:%d" % number for number in range(count)]
 
 
-def test_consumption_goes_on_from_the_restored_checkpoint(
+def test_consumption_continues_from_the_restored_checkpoint(
     home: ConsumedHome, backups: Backups
 ) -> None:
     """Commits after the dump are consumed again, and their first files are orphans."""
@@ -127,7 +127,7 @@ def test_consumption_goes_on_from_the_restored_checkpoint(
     assert committed(home) == expected(20)
 
 
-def test_a_number_that_is_given_twice_fences_all_the_same(
+def test_an_epoch_that_is_given_twice_fences_the_first_run(
     home: ConsumedHome, backups: Backups
 ) -> None:
     """The epoch of a run that was alive before is given again; its tenure's id is not."""
@@ -162,7 +162,7 @@ def test_a_number_that_is_given_twice_fences_all_the_same(
     assert verify(home.store, KEY) == []
 
 
-def test_a_run_that_was_open_in_the_dump_cannot_skip_what_was_lost(
+def test_a_run_that_was_open_in_the_backup_cannot_skip_lost_records(
     home: ConsumedHome, backups: Backups
 ) -> None:
     """Its tenure is current again, but it is ahead of the checkpoint: nothing of it is taken."""
@@ -229,7 +229,7 @@ def test_a_restored_ledger_follows_its_table(scene: Restored, backups: Backups) 
     assert scene.publisher().comparison.compare().differences == ()
 
 
-def test_a_process_that_ends_while_it_rolls_forward_loses_and_doubles_nothing(
+def test_a_roll_forward_that_is_killed_loses_and_duplicates_no_record(
     scene: Restored, backups: Backups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends after the first of two shards; the command is repeated."""

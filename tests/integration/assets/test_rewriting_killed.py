@@ -111,7 +111,9 @@ def files(home: ConsumedHome) -> set[str]:
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
 @pytest.mark.parametrize("how", ["replay", "compact", "continue"])
-def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
+def test_a_killed_rewrite_shows_all_old_or_all_new_output(
+    tmp_path: Path, how: str, point: Failpoint
+) -> None:
     """Method: SIGKILL at a named step; look; repeat with the dead run's name; remove the rest."""
     home = ConsumedHome(tmp_path / "home", shards=1)
     home.append(RECORDS)
@@ -157,7 +159,7 @@ def forget(home: ConsumedHome) -> int:
 
 
 @pytest.mark.parametrize("point", EXPIRY_POINTS, ids=lambda point: point.label)
-def test_an_expiry_that_was_killed_has_forgotten_nothing(tmp_path: Path, point: Failpoint) -> None:
+def test_a_killed_expiry_is_repeated(tmp_path: Path, point: Failpoint) -> None:
     """Method: SIGKILL before and within its first portion; nothing goes; repeat it; vacuum."""
     home = ConsumedHome(tmp_path / "home", shards=1)
     home.append(RECORDS)

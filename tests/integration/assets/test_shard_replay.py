@@ -71,7 +71,7 @@ def upper(records: DataFrame) -> DataFrame:
     return records.withColumn("value", f.concat(f.lit(b"today "), f.col("value")))
 
 
-def test_a_partition_is_replayed_with_todays_transform(new_scene: NewScene) -> None:
+def test_a_partition_is_replayed_with_the_current_transform(new_scene: NewScene) -> None:
     assert new_scene(None).consume("0", "1", "2").success
     scene = new_scene(upper)
     batches = len(scene.generations("0"))
@@ -103,7 +103,7 @@ def test_only_the_span_is_replayed(new_scene: NewScene) -> None:
     assert scene.committed("0") == old[:first] + new[first:second] + old[second:]
 
 
-def test_a_replay_that_cannot_be_is_one_sentence(new_scene: NewScene) -> None:
+def test_an_impossible_replay_is_one_sentence(new_scene: NewScene) -> None:
     def broken(records: DataFrame) -> DataFrame:
         raise ValueError("today's transform is broken")
 
@@ -125,9 +125,7 @@ def test_a_replay_that_cannot_be_is_one_sentence(new_scene: NewScene) -> None:
     assert scene.committed("0") == expected("0")
 
 
-def test_the_claim_of_a_run_that_dagster_knows_to_have_ended_is_taken_over(
-    new_scene: NewScene,
-) -> None:
+def test_the_claim_of_an_ended_run_is_taken_over(new_scene: NewScene) -> None:
     scene = new_scene(None)
     ended = scene.consume("0")
     scene.store.claim_rewrite(scene.stream.key, ShardId("0"), ended.run_id, RewriteKind.REPLAY)

@@ -31,7 +31,7 @@ def master(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_only_the_address_is_set_and_a_run_works_on_the_cluster(
+def test_a_run_works_on_a_cluster_with_only_its_address_set(
     home: Path, master: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(

@@ -171,7 +171,7 @@ def kill_executors(worker_log: Path) -> None:
     assert killed
 
 
-def test_a_session_that_expires_and_a_server_that_restarts_cost_no_run(
+def test_a_run_survives_an_expired_session_and_a_restarted_server(
     world: World, tmp_path: Path
 ) -> None:
     """Method: one run, which pauses between its batches for the one and then for the other."""
@@ -199,7 +199,7 @@ def test_a_session_that_expires_and_a_server_that_restarts_cost_no_run(
     world.check()
 
 
-def test_a_server_that_restarts_costs_no_replay(world: World, tmp_path: Path) -> None:
+def test_a_replay_survives_a_restarted_server(world: World, tmp_path: Path) -> None:
     """Method: the replay pauses between two of its sweeps, while the server changes."""
     port = free_port()
     address = f"sc://127.0.0.1:{port}"
@@ -220,7 +220,7 @@ def test_a_server_that_restarts_costs_no_replay(world: World, tmp_path: Path) ->
     world.check()
 
 
-def test_a_cluster_without_a_free_core_is_named_and_left_and_serves_again_when_it_has_one(
+def test_a_run_without_a_free_core_fails_and_a_later_one_succeeds(
     world: World, tmp_path: Path
 ) -> None:
     """Method: the run is the driver, and then the client of a server on the same cluster."""
@@ -252,7 +252,7 @@ def test_a_cluster_without_a_free_core_is_named_and_left_and_serves_again_when_i
     world.check()
 
 
-def test_a_replay_without_a_free_core_says_so_gives_up_and_goes_through_once_there_is_one(
+def test_a_replay_without_a_free_core_fails_and_a_later_one_succeeds(
     world: World, tmp_path: Path
 ) -> None:
     """Method: a server on a cluster whose cores another application takes after the first run."""
@@ -293,7 +293,7 @@ def test_a_replay_without_a_free_core_says_so_gives_up_and_goes_through_once_the
 
 
 @pytest.mark.parametrize("way", ["hold while reading", "hold after a shuffle"])
-def test_an_executor_that_is_lost_costs_a_task_and_doubles_nothing(
+def test_a_lost_executor_costs_a_task_and_duplicates_no_record(
     world: World, tmp_path: Path, way: str
 ) -> None:
     """Method: every executor is killed while tasks of the stage are in the middle."""
@@ -309,7 +309,7 @@ def test_an_executor_that_is_lost_costs_a_task_and_doubles_nothing(
     world.check()
 
 
-def test_what_a_killed_run_left_at_work_is_interrupted_by_the_next_one(world: World) -> None:
+def test_the_next_run_interrupts_the_job_of_a_killed_run(world: World) -> None:
     """Method: it holds all cores of the server that both use, for longer than the test may take."""
     (world.home / "hold").touch()
     try:
@@ -328,9 +328,7 @@ def test_what_a_killed_run_left_at_work_is_interrupted_by_the_next_one(world: Wo
     world.check()
 
 
-def test_what_a_killed_run_left_at_work_is_ended_by_a_server_of_others(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_shared_server_ends_the_job_of_a_killed_run(world: World, tmp_path: Path) -> None:
     """Method: it holds all cores of the server, on which each run has a session of its own."""
     port = free_port()
     conf = {

@@ -78,7 +78,7 @@ def test_workers_load_the_installed_pyspark(connect_session: Any) -> None:
     assert {row["file"] for row in rows} == {pyspark.__file__}
 
 
-def test_what_a_worker_keeps_is_out_of_collections(connect_session: Any) -> None:
+def test_modules_of_a_worker_are_excluded_from_garbage_collection(connect_session: Any) -> None:
     """Spark collects garbage after each task: it would look at all imported modules again."""
     import pyarrow as pa
 
@@ -96,7 +96,7 @@ def test_what_a_worker_keeps_is_out_of_collections(connect_session: Any) -> None
     assert max(counts) > 10_000
 
 
-def test_sessions_speak_utc_and_microseconds(connect_session: Any) -> None:
+def test_sessions_use_utc_and_microseconds(connect_session: Any) -> None:
     assert connect_session.conf.get("spark.sql.session.timeZone") == "UTC"
     assert connect_session.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
 
@@ -118,13 +118,13 @@ def error_at(address: str, folder: Path) -> str:
     return answer.stderr
 
 
-def test_a_server_that_is_gone_is_told_within_seconds(tmp_path: Path) -> None:
+def test_a_dead_server_is_reported_within_seconds(tmp_path: Path) -> None:
     """Goal: a run must not wait for ten minutes. Method: an address where nobody listens."""
     error = error_at("sc://localhost:1", tmp_path)
     assert "SparkUnavailable: No Spark Connect server answers at localhost:1" in error
 
 
-def test_a_server_that_goes_before_the_first_call_is_told_soon(tmp_path: Path) -> None:
+def test_a_server_that_dies_before_the_first_call_is_reported_soon(tmp_path: Path) -> None:
     """Goal: as above. Method: a port that takes one connection, and is closed then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

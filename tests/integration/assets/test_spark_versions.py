@@ -90,7 +90,7 @@ def server(
     [(server, server, here) for server in VERSIONS for here in VERSIONS if here != server],
     indirect=["server"],
 )
-def test_a_server_of_another_release(
+def test_a_server_of_another_release_serves_a_run(
     server: dict[str, str], server_version: str, here: str
 ) -> None:
     """Goal: a pair goes through every case of a sweep, or is refused in a sentence."""
@@ -118,7 +118,7 @@ def test_a_cluster_of_another_release_is_refused(tmp_path: Path, cluster: str, h
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_embedded_server_of_another_release(version: str) -> None:
+def test_an_embedded_server_of_another_release_serves_a_run(version: str) -> None:
     code, output = python(
         *("-m", "pytest", "-q", "-x", "-n", "0", TESTS), variables=environment(version)
     )

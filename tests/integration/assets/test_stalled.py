@@ -119,7 +119,7 @@ def world(home: Path, tmp_path: Path) -> Iterator[Home]:
     stop(folder)
 
 
-def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_record_once(
+def test_a_stalled_run_releases_its_shards_and_the_next_one_commits_each_record_once(
     world: Home,
 ) -> None:
     warm = "from dagster_leasehold.assets.spark.spark_session import connect_address; "

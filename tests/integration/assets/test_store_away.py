@@ -51,7 +51,7 @@ def tick(rounds: PublishRounds, world: World) -> str:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_store_is_away_and_comes_back(
+def test_consumption_continues_after_an_outage_of_the_object_store(
     tmp_path: Path, connect_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. It is gone before a batch is written. 2. It is gone before a batch is published."""
@@ -92,7 +92,7 @@ def test_the_store_is_away_and_comes_back(
     assert len(rows) == 23
 
 
-def test_the_catalog_is_away_and_output_goes_on_being_committed(
+def test_runs_commit_during_an_outage_of_the_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_token(monkeypatch)

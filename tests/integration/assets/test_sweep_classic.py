@@ -48,7 +48,7 @@ def test_case(case: str, outcomes: dict[str, str]) -> None:
     assert outcomes[case] == ""
 
 
-def test_the_session_ran_on_the_packages_java(outcomes: dict[str, str]) -> None:
+def test_the_session_ran_on_the_java_of_the_package(outcomes: dict[str, str]) -> None:
     assert "/java/java-" in outcomes["java_home"]
 
 

@@ -30,7 +30,7 @@ def test_case(case: str, connect_session: Any, tmp_path: Path) -> None:
     getattr(ArrowSweeping(connect_session, tmp_path), case)()
 
 
-def test_a_later_sweep_asks_the_server_for_its_job_alone(
+def test_a_later_sweep_sends_only_its_job_to_the_server(
     connect_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each further question costs a small commit some milliseconds of CPU time."""
@@ -48,7 +48,7 @@ def test_a_later_sweep_asks_the_server_for_its_job_alone(
     assert asked == []
 
 
-def test_code_that_no_worker_can_import_is_sent_along(
+def test_code_that_no_worker_can_import_is_sent(
     connect_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: a warm server runs today's code. Method: a module that appears and is then edited."""
@@ -74,7 +74,7 @@ def test_code_that_no_worker_can_import_is_sent_along(
             assert set(sweeping.table(outcome).column("mark").to_pylist()) == {version}
 
 
-def test_an_interrupted_run_lets_its_shards_go_and_its_job_end(
+def test_an_interrupted_run_releases_its_shards_and_ends_its_job(
     home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Goal: SIGINT, as Dagster and a terminal send it, in the middle of a slow job."""

@@ -48,7 +48,7 @@ def test_engines_read_the_table_in_the_store(publishing: Publishing) -> None:
     assert sorted(rows.column("value").to_pylist()) == publishing.committed()
 
 
-def test_orphans_of_metadata_go_and_named_files_stay(
+def test_unreferenced_metadata_is_removed_and_named_files_stay(
     publishing: Publishing, clock: StoreClock
 ) -> None:
     world = publishing.world
@@ -68,9 +68,7 @@ def test_orphans_of_metadata_go_and_named_files_stay(
     assert publishing.published() == publishing.committed()
 
 
-def test_vacuum_leaves_what_an_earlier_snapshot_names(
-    publishing: Publishing, clock: StoreClock
-) -> None:
+def test_vacuum_keeps_files_of_earlier_snapshots(publishing: Publishing, clock: StoreClock) -> None:
     """1. Two files are merged. 2. The table follows. 3. Its earlier snapshot names them still."""
     world = publishing.world
     world.consume()

@@ -104,7 +104,9 @@ def commands(page: str, heading: str) -> list[str]:
     return [line.removeprefix("$ leasehold ") for line in lines if line.startswith("$ leasehold ")]
 
 
-def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
+def test_the_commands_for_a_stuck_shard_find_its_reason(
+    home: ConsumedHome, printed: Printed
+) -> None:
     """Records of shard 3 are gone unread, so that its runs fail; then its node has left, too."""
     status, plan, journal, gaps, quarantine, force = (
         line.replace("visits", "demo")
@@ -125,7 +127,7 @@ def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
     assert "are damaged" in " ".join(printed(journal).split())
 
 
-def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
+def test_the_commands_of_an_upgrade_work(home: ConsumedHome, printed: Printed) -> None:
     rolled, drain, upgrade, verify, resume = commands("operations.md", "Upgrade")
     assert rolled == upgrade
     assert printed(drain)
@@ -138,7 +140,7 @@ def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
 
 
 @pytest.mark.mariadb
-def test_a_move_to_mysql(
+def test_the_commands_of_a_move_to_mysql_keep_each_record_once(
     home: ConsumedHome, printed: Printed, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumption continues in the new store, and every record is in the output once."""
@@ -168,7 +170,7 @@ def test_a_move_to_mysql(
     assert {lease.check_point for lease in old.shards} == {"10"}
 
 
-def test_a_replay_after_a_bug(
+def test_the_commands_of_a_replay_fix_the_output(
     visits: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug refused what was read last: the replay brings it in.
@@ -196,7 +198,7 @@ def test_a_replay_after_a_bug(
     assert values(printed("cat visits")) == everything
 
 
-def test_a_store_that_is_away(
+def test_the_commands_after_an_outage_of_the_store_publish(
     home: ConsumedHome, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Method: the folder of the table's metadata cannot be reached; runs write elsewhere."""
@@ -213,7 +215,7 @@ def test_a_store_that_is_away(
     assert "no violations" in printed(verify)
 
 
-def test_another_catalog(
+def test_the_commands_for_another_catalog_create_the_table(
     home: ConsumedHome, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the page's file of settings, with the address of a stand-in for the service."""
@@ -255,7 +257,7 @@ def test_an_asset_of_dagster_iceberg_reads_the_table(
     assert done.stdout == "40\n"
 
 
-def test_queries_of_the_table(
+def test_the_queries_of_the_page_read_the_table(
     home: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks of Python; Spark's is the line that `test_engines` has its Spark run.

@@ -61,7 +61,7 @@ def leasehold(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.mariadb
-def test_the_worker_account_can_do_its_work_and_no_more(
+def test_the_worker_account_has_only_the_rights_for_its_work(
     accounts: dict[str, str], tmp_path: Path
 ) -> None:
     """Every verb of a normal life, then the one that the page leaves to the other account."""

@@ -64,7 +64,7 @@ class Deployment:
         return {str(row.shard): row.consumer_owner for row in self.store.snapshot(KEY).shards}
 
 
-def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
+def test_the_steps_of_the_page_resize_a_modulo_group_and_change_its_mode(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two, three = fences(PAGE, "python", HEADING)

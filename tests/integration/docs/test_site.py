@@ -41,7 +41,7 @@ def test_every_page_is_built(site: Path) -> None:
     assert "sharded logs" in (site / "index.html").read_text("utf-8")
 
 
-def test_the_reference_holds_each_name_with_its_docstring(site: Path) -> None:
+def test_the_reference_contains_each_name_with_its_docstring(site: Path) -> None:
     html = (site / "reference/python/index.html").read_text("utf-8")
     headings = set(re.findall(r'<h\d id="(dagster_leasehold\.[\w.]+)"', html))
     assert headings >= {f"{door}.{name}" for door, name in NAMES}
@@ -49,7 +49,7 @@ def test_the_reference_holds_each_name_with_its_docstring(site: Path) -> None:
     assert "def _" not in html
 
 
-def test_links_out_of_the_pages_lead_into_the_repository() -> None:
+def test_links_to_files_outside_the_pages_lead_to_the_repository() -> None:
     page = ROOT / "docs/how-to/kafka.md"
 
     def link(target: str, folder: Path = page.parent) -> str:

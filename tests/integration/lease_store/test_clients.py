@@ -202,7 +202,7 @@ def test_a_process_that_dies_or_freezes_is_replaced_from_its_checkpoint(
     assert verify(store, KEY) == []
 
 
-def test_a_stale_holder_is_told_once_and_changes_nothing(store: LeaseStore, tmp_path: Path):
+def test_a_stale_holder_gets_one_error_and_changes_nothing(store: LeaseStore, tmp_path: Path):
     """Virtual time: the holder stops beating, another takes over by its own observation."""
     log = new_log(tmp_path / "log", 1)
     create_group(store, log, timeout_s=30.0)
@@ -241,7 +241,7 @@ def test_a_stale_holder_is_told_once_and_changes_nothing(store: LeaseStore, tmp_
     assert verify(store, KEY) == []
 
 
-def test_retention_under_a_client_becomes_a_gap(store: LeaseStore, tmp_path: Path):
+def test_records_removed_under_a_client_become_a_gap(store: LeaseStore, tmp_path: Path):
     log = LocalLog.create(tmp_path / "log", 1)
     for number in range(6):
         log.append("0", [f"{number}".encode()])

@@ -38,7 +38,7 @@ def stores(mariadb: MariaDB) -> Generator[tuple[LeaseStore, LeaseStore]]:
         store.close()
 
 
-def test_an_opening_that_overtakes_the_pause_is_waited_for(
+def test_a_drain_waits_for_a_tenure_opened_before_the_pause(
     stores: tuple[LeaseStore, LeaseStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A run finds the group not paused. 2. It is paused. 3. The drain must see the run.
@@ -87,7 +87,7 @@ def test_an_opening_that_overtakes_the_pause_is_waited_for(
     assert [shard.run for shard in looks[0].open] == ["run-1"]
 
 
-def test_an_opening_that_comes_behind_the_pause_is_refused(
+def test_a_tenure_after_the_pause_is_refused(
     stores: tuple[LeaseStore, LeaseStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A run is about to lock the row. 2. The group is paused and found drained. 3. It locks it.

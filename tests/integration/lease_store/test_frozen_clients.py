@@ -32,7 +32,9 @@ LOCK_WAITS_S = 10.0
 """How long a claim tries before it says that the rows are held, with room for a slow machine."""
 
 
-def test_a_frozen_clients_locks_do_not_last(world: World, store_url: str, tmp_path: Path) -> None:
+def test_locks_of_a_frozen_client_are_released(
+    world: World, store_url: str, tmp_path: Path
+) -> None:
     world.group()
     world.join(A, B)
     world.add(X)

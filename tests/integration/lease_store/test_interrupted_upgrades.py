@@ -89,7 +89,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     opened.dispose()
 
 
-def test_an_upgrade_goes_on_wherever_it_was_killed(engine: Engine) -> None:
+def test_a_killed_upgrade_is_completed_by_the_next_one(engine: Engine) -> None:
     executioner = Executioner(engine)
     assert any(executioner.survives(engine) for _ in range(ATTEMPTS_MAX))
     assert set(executioner.last_ones) == set(executioner.seen)
@@ -126,7 +126,7 @@ def guarded(engine: Engine) -> bool:
 
 
 @pytest.mark.servers("mariadb", "mysql")
-def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
+def test_an_upgrade_without_the_right_to_create_triggers_warns_and_continues(
     server: DatabaseServer, server_url: str
 ) -> None:
     database = server_url.rsplit("/", 1)[1]
@@ -152,7 +152,7 @@ def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
 
 
 @pytest.mark.servers("mysql")
-def test_a_server_that_allows_no_triggers_is_upgraded_without_them(
+def test_an_upgrade_continues_on_a_server_that_allows_no_triggers(
     server: DatabaseServer, server_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a binary log, which MySQL has by default, they need a setting or a mighty account."""

@@ -38,7 +38,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("between", ["committed", "withdrawn"])
-def test_expiry_goes_on_behind_a_file_of_more_rows_than_any_page(url: str, between: str) -> None:
+def test_expiry_continues_after_a_file_with_more_rows_than_a_page(url: str, between: str) -> None:
     """Rows that were withdrawn between two batches of the file go with it."""
     store = open_store(url)
     rows, merged = MERGED + BEHIND, MERGED

@@ -33,7 +33,9 @@ def limited(server: DatabaseServer, store_url: str) -> Generator[World]:
 
 
 @pytest.mark.parametrize("name", ["x" * 150, "'" * 150], ids=["plain", "escaped"])
-def test_a_statement_larger_than_the_server_takes_is_named(limited: World, name: str) -> None:
+def test_a_statement_larger_than_the_server_accepts_is_reported_as_such(
+    limited: World, name: str
+) -> None:
     limited.group()
     limited.join(A)
     limited.add(X)

@@ -257,7 +257,7 @@ CASES = [
 
 @pytest.mark.parametrize("cut", Cut)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_verb_takes_effect_once_and_says_so(
+def test_an_operation_with_a_lost_reply_takes_effect_once(
     through_proxy: World, proxy: CommitProxy, case: Case, cut: Cut
 ) -> None:
     world = through_proxy
@@ -273,7 +273,7 @@ def test_a_verb_takes_effect_once_and_says_so(
 
 
 @pytest.mark.parametrize("cut", Cut)
-def test_a_beat_may_count_twice_but_is_never_lost(
+def test_a_beat_with_a_lost_reply_counts_once_or_twice(
     through_proxy: World, proxy: CommitProxy, cut: Cut
 ) -> None:
     world = through_proxy
@@ -285,7 +285,7 @@ def test_a_beat_may_count_twice_but_is_never_lost(
     assert world.node(A).lease_id == answer.lease_id >= 2
 
 
-def test_two_lost_replies_in_a_row(through_proxy: World, proxy: CommitProxy) -> None:
+def test_two_lost_replies_in_a_row_are_settled(through_proxy: World, proxy: CommitProxy) -> None:
     world = through_proxy
     world.group()
     world.join(A)
@@ -297,7 +297,7 @@ def test_two_lost_replies_in_a_row(through_proxy: World, proxy: CommitProxy) -> 
 
 
 @pytest.mark.parametrize("cut", Cut)
-def test_an_earlier_batch_does_not_vouch_for_another(
+def test_an_earlier_batch_does_not_prove_another_commit(
     through_proxy: World, proxy: CommitProxy, cut: Cut
 ) -> None:
     """One shard's batch was committed earlier and is sent again beside another shard's."""
@@ -317,7 +317,7 @@ def test_an_earlier_batch_does_not_vouch_for_another(
     assert (world.shard(X).check_point, world.shard(Y).check_point) == ("5", "7")
 
 
-def test_a_lost_reply_that_only_a_replica_could_settle_stays_open(
+def test_a_lost_reply_cannot_be_settled_on_a_replica(
     server: DatabaseServer,
     through_proxy: World,
     proxy: CommitProxy,

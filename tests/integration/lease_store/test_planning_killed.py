@@ -111,7 +111,7 @@ def tick_until(ready: Callable[[], bool], nodes: Groups) -> None:
         time.sleep(EVERY_S)
 
 
-def test_the_next_node_goes_on(mariadb_url: str) -> None:
+def test_another_node_continues_after_a_kill_at_each_step(mariadb_url: str) -> None:
     store = open_store(mariadb_url, upgrade=True)
     for point in POINTS:
         store.create_group(Group(key_of(point), timeout_s=T_S, handoff_limit_s=HANDOFF_S))

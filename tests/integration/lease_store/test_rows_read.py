@@ -59,7 +59,7 @@ def shared(store: SqlStore) -> SqlStore:
     return store
 
 
-def test_a_page_reads_no_row_of_the_others(
+def test_a_page_reads_no_row_of_another_page(
     server: DatabaseServer, shared: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that read the group from its start for each page would read the list three times."""
@@ -70,7 +70,7 @@ def test_a_page_reads_no_row_of_the_others(
     assert count.rows < 2 * SHARDS
 
 
-def test_a_node_that_leaves_reads_no_shard_of_the_others(
+def test_a_node_that_leaves_reads_no_shard_of_other_nodes(
     server: DatabaseServer, shared: SqlStore
 ) -> None:
     """It frees what it holds and what it waits for: the next owner is looked up like the holder."""
@@ -104,7 +104,7 @@ def test_an_idle_tick_of_a_planner_for_all_nodes_reads_no_shard(
     assert count.rows < 10 * len(NODES)
 
 
-def test_a_look_of_an_agent_at_a_settled_group_reads_no_shard(
+def test_a_check_of_a_settled_group_by_an_agent_reads_no_shard(
     server: DatabaseServer, shared: SqlStore
 ) -> None:
     clock = ManualClock()

@@ -56,7 +56,7 @@ def execute(engine: Engine, *queries: str) -> None:
         connection.commit()
 
 
-def test_migrations_make_the_tables_that_the_code_uses(url: str, engine: Engine) -> None:
+def test_migrations_create_the_tables_of_the_code(url: str, engine: Engine) -> None:
     open_store(url, upgrade=True).close()
 
     def ours(_object: Any, name: str | None, kind: str, *_: Any) -> bool:
@@ -68,7 +68,7 @@ def test_migrations_make_the_tables_that_the_code_uses(url: str, engine: Engine)
         assert compare_metadata(context, metadata) == []
 
 
-def test_the_comparison_would_notice(url: str, engine: Engine) -> None:
+def test_the_comparison_of_schemas_finds_a_difference(url: str, engine: Engine) -> None:
     """The test before is worth something only if it fails on a schema that differs."""
     open_store(url, upgrade=True).close()
     execute(engine, "DROP TABLE gap")
@@ -113,7 +113,7 @@ def test_a_server_without_tables_is_refused(server_url: str) -> None:
     store.close()
 
 
-def test_a_newer_schema_is_refused_and_left_alone(url: str, engine: Engine) -> None:
+def test_a_newer_schema_is_refused_and_unchanged(url: str, engine: Engine) -> None:
     open_store(url, upgrade=True).close()
     newer = f"UPDATE {VERSION_TABLE} SET version_num = '9999', oldest_revision = '9998'"
     execute(engine, newer)
@@ -125,7 +125,7 @@ def test_a_newer_schema_is_refused_and_left_alone(url: str, engine: Engine) -> N
     store.close()
 
 
-def test_nobody_goes_on_while_a_newer_release_changes_tables(url: str, engine: Engine) -> None:
+def test_processes_stop_while_a_newer_release_changes_tables(url: str, engine: Engine) -> None:
     """The oldest revision is raised first; the former release neither connects nor lowers it."""
     store = open_store(url, upgrade=True)
     execute(engine, f"UPDATE {VERSION_TABLE} SET oldest_revision = '9999'")
@@ -137,7 +137,7 @@ def test_nobody_goes_on_while_a_newer_release_changes_tables(url: str, engine: E
     store.close()
 
 
-def test_a_newer_schema_that_was_only_added_to_is_used(url: str, engine: Engine) -> None:
+def test_a_newer_schema_with_additions_only_is_used(url: str, engine: Engine) -> None:
     """Nodes of this release continue while others are of the next one; an upgrade is not undone."""
     store = open_store(url, upgrade=True)
     store.close()
@@ -151,7 +151,9 @@ def test_a_newer_schema_that_was_only_added_to_is_used(url: str, engine: Engine)
 
 
 @pytest.mark.servers("mariadb", "mysql")
-def test_a_process_that_is_connected_finds_out(server: DatabaseServer, server_url: str) -> None:
+def test_a_connected_process_notices_a_newer_schema(
+    server: DatabaseServer, server_url: str
+) -> None:
     """The pool renews connections all the time; the next verb is refused."""
     store = open_store(server_url, upgrade=True)
     assert store.groups() == []
@@ -178,7 +180,7 @@ def test_the_version_table_is_our_own(url: str, engine: Engine) -> None:
         assert versions.scalars().all() == ["theirs"]
 
 
-def test_a_catalog_that_is_there_is_taken_over(url: str, engine: Engine) -> None:
+def test_an_upgrade_keeps_existing_catalog_tables(url: str, engine: Engine) -> None:
     """Another program's tables of this name, made before Iceberg knew views, stay as they are."""
     execute(
         engine,
@@ -205,9 +207,7 @@ def test_a_catalog_that_is_there_is_taken_over(url: str, engine: Engine) -> None
     store.close()
 
 
-def test_a_store_of_a_version_before_0_2_is_refused_and_left_alone(
-    url: str, engine: Engine
-) -> None:
+def test_a_store_of_a_version_before_0_2_is_refused_and_unchanged(url: str, engine: Engine) -> None:
     open_store(url, upgrade=True).close()
     execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '0009', oldest_revision = NULL")
     store = open_store(url)
@@ -218,7 +218,7 @@ def test_a_store_of_a_version_before_0_2_is_refused_and_left_alone(
     store.close()
 
 
-def test_many_processes_create_one_embedded_store(tmp_path: Path) -> None:
+def test_many_processes_create_one_embedded_store_together(tmp_path: Path) -> None:
     """They start together on an empty folder: all succeed, on one set of tables."""
     program = (
         "import sys\n"
@@ -262,7 +262,7 @@ def test_an_upgrade_that_fails_says_what_to_do(
 
 
 @pytest.mark.servers("mariadb", "mysql")
-def test_least_privilege(server: Any, server_url: str) -> None:
+def test_the_account_of_a_node_needs_no_delete_and_no_ddl(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
     from dagster_leasehold.lease_store.outcomes import Changed, Settled
     from tests.conformance.published import Publisher

@@ -76,7 +76,7 @@ def test_a_row_that_stays_locked_is_reported_in_time(server: DatabaseServer, wor
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
 
 
-def test_a_short_lock_only_delays(server: DatabaseServer, world: World) -> None:
+def test_a_short_lock_delays_an_operation(server: DatabaseServer, world: World) -> None:
     """A lock wait that ran out is repeated as a whole transaction, and leaves nothing half done."""
     held(world)
     lock = "SELECT * FROM loghub_client_shard_lease WHERE shard_id = 'y' FOR UPDATE"
@@ -148,7 +148,7 @@ def test_many_nodes_claim_many_shards_without_deadlock(
     assert all(world.edges(shard) == [1, 3] for shard in shards[:5])
 
 
-def test_a_frozen_server_is_noticed(server: DatabaseServer, world: World) -> None:
+def test_a_frozen_server_is_reported_in_time(server: DatabaseServer, world: World) -> None:
     """Without time-outs a client would wait for ever on a server that accepts and never answers."""
     held(world)
 
@@ -195,7 +195,7 @@ def test_a_restarted_server_is_found_again(server: DatabaseServer, world: World)
     assert world.shard(X).check_point == "5"
 
 
-def test_a_demoted_server_is_let_go(server: DatabaseServer, world: World) -> None:
+def test_connections_to_a_demoted_server_are_dropped(server: DatabaseServer, world: World) -> None:
     """Error 1290 leaves the driver's connection healthy: it must not stay in the pool."""
     held(world)
     engine = world.store._transactions.engine
@@ -212,7 +212,7 @@ def test_a_demoted_server_is_let_go(server: DatabaseServer, world: World) -> Non
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
 
 
-def test_an_account_that_could_write_to_a_replica_does_not(
+def test_a_privileged_account_does_not_write_to_a_replica(
     server: DatabaseServer, server_url: str
 ) -> None:
     """The server refuses ordinary accounts only, so that ours looks for itself."""
@@ -239,7 +239,7 @@ def test_an_account_that_could_write_to_a_replica_does_not(
     server.execute("DROP USER 'mighty'@'127.0.0.1'")
 
 
-def test_a_long_lived_connection_is_not_frozen_in_time(world: World) -> None:
+def test_a_long_lived_connection_sees_new_commits(world: World) -> None:
     """Two ticks with a change of somebody else in between: the second sees it."""
     held(world)
     from dagster_leasehold.lease_store import open_store
@@ -265,7 +265,7 @@ def test_an_idle_tick_is_three_statements(world: World) -> None:
     assert world.store.statements == {"pulse": 1, "beat": 1, "progress": 1}
 
 
-def test_ten_thousand_shards(world: World) -> None:
+def test_lists_of_ten_thousand_shards_are_sent_in_pieces(world: World) -> None:
     """Long lists travel in pieces that fit a packet."""
     world.group()
     world.join(A)

@@ -48,7 +48,7 @@ def test_every_session_is_set_up(store: SqlStore) -> None:
     assert one_value(store, "SELECT @@innodb_lock_wait_timeout") == LOCK_WAIT_S
 
 
-def test_a_silent_session_ends_soon_in_use_and_later_at_rest(
+def test_a_silent_session_ends_soon_within_a_transaction_and_later_outside(
     server: DatabaseServer, store: SqlStore
 ) -> None:
     """A frozen client must not keep its locks; a session that rests between two beats must stay."""
@@ -79,7 +79,7 @@ def test_a_beat_costs_four_round_trips(through_proxy: World, proxy: CommitProxy)
 
 
 @pytest.mark.parametrize("verb", ["evict", "leave"])
-def test_the_shards_of_a_node_that_goes_are_freed_together(
+def test_the_shards_of_a_node_that_leaves_are_freed_together(
     through_proxy: World, proxy: CommitProxy, verb: str
 ) -> None:
     """A round trip for each would hold the group's row, and with it all other nodes, for long."""
@@ -119,7 +119,7 @@ def test_a_session_that_cannot_be_set_up_is_refused(
         open_store(server_url, upgrade=True)
 
 
-def test_a_verb_sees_what_others_committed_meanwhile(world: World) -> None:
+def test_an_operation_sees_concurrent_commits(world: World) -> None:
     """At REPEATABLE READ, 1. A reads lease 0. 2. B claims: 1. 3. A's claim misses, and reading
     again in the same transaction still shows 0. At READ COMMITTED it shows 1."""
     engine = open_engine(parse_url(world.store._transactions.engine.url.render_as_string(False)))
@@ -141,9 +141,7 @@ def test_a_verb_sees_what_others_committed_meanwhile(world: World) -> None:
     assert seen == {"READ COMMITTED": [0, 1], "REPEATABLE READ": [2, 2]}
 
 
-def test_a_large_group_is_read_by_a_machine_that_takes_its_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_machine_reads_a_large_group(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends an idle transaction, and making leases of thousands of rows takes long."""
     world.group()
     world.add(X)
@@ -192,7 +190,9 @@ def test_a_write_that_changes_nothing_still_counts_its_row(world: World) -> None
     assert world.shard(X).check_point == "5"
 
 
-def test_times_do_not_follow_the_servers_zone(server: DatabaseServer, world: World) -> None:
+def test_stored_times_do_not_depend_on_the_time_zone_of_the_server(
+    server: DatabaseServer, world: World
+) -> None:
     """With the server at +09:00 and then at -11:00, moments and `update_time` stay in UTC."""
     world.group()
     world.join(A)
@@ -215,7 +215,7 @@ def test_times_do_not_follow_the_servers_zone(server: DatabaseServer, world: Wor
         server.execute("SET GLOBAL time_zone = 'SYSTEM'")
 
 
-def test_the_databases_clock_decides_nothing(server: DatabaseServer, world: World) -> None:
+def test_the_clock_of_the_database_decides_nothing(server: DatabaseServer, world: World) -> None:
     """The clock that sessions see is set a year back between two verbs: nobody loses anything."""
     world.group()
     world.join(A)
@@ -261,7 +261,7 @@ def test_names_are_bytes_in_every_key(server: DatabaseServer, world: World) -> N
 
 
 @pytest.mark.parametrize("name", ["á", "a ", "", "-a", "a\n", "a/b", "a" * 65])
-def test_names_out_of_grammar_are_refused_by_the_table_too(
+def test_the_table_refuses_names_outside_the_grammar(
     store: SqlStore, server: DatabaseServer, name: str
 ) -> None:
     store.groups()
@@ -283,7 +283,7 @@ def test_names_out_of_grammar_are_refused_by_the_table_too(
         connection.close()
 
 
-def test_text_that_is_too_long_is_refused_and_not_cut(world: World) -> None:
+def test_text_that_is_too_long_is_refused_and_not_truncated(world: World) -> None:
     world.group()
     world.join(A)
     world.add(X)
@@ -342,7 +342,7 @@ def test_one_claim_wins_with_and_without_snapshot_isolation(
         server.execute(f"SET GLOBAL innodb_snapshot_isolation = {snapshot_isolation}")
     try:
         world.store.close()
-        test_races.test_one_claim_wins(world)
+        test_races.test_one_of_two_claims_wins(world)
     finally:
         if has_it:
             server.execute("SET GLOBAL innodb_snapshot_isolation = 0")

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "leases.db"
 
 
-def test_the_file_lets_readers_go_on_beside_a_writer(path: Path) -> None:
+def test_readers_of_the_file_do_not_wait_for_a_writer(path: Path) -> None:
     store = open_store(f"sqlite:///{path}")
     store.create_group(Group(KEY))
     with sqlite3.connect(path) as other:
@@ -43,7 +43,7 @@ def test_the_file_lets_readers_go_on_beside_a_writer(path: Path) -> None:
     store.close()
 
 
-def test_a_writer_that_does_not_end_is_reported_in_time(path: Path) -> None:
+def test_a_lock_of_a_hanging_writer_is_reported_in_time(path: Path) -> None:
     store = open_store(f"sqlite:///{path}")
     store.create_group(Group(KEY))
     other = sqlite3.connect(path, isolation_level=None)
@@ -120,7 +120,7 @@ def test_a_read_only_file_is_read_and_not_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"\0" * 4096])
-def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     store = open_store(f"sqlite:///{path}")
     with pytest.raises(StoreError, match="not a database") as caught:
@@ -144,7 +144,7 @@ def test_a_damaged_file_is_one_sentence(path: Path) -> None:
     damaged.close()
 
 
-def test_a_missing_folder_is_made(tmp_path: Path) -> None:
+def test_a_missing_folder_is_created(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/a/b/leases.db")
     assert store.groups() == []
     store.close()
@@ -164,7 +164,7 @@ def test_fencing_numbers_cannot_be_lowered_by_hand(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["á", "a ", "", "-a", "a\n", "a/b"])
-def test_names_out_of_grammar_are_refused_by_the_table_too(path: Path, name: str) -> None:
+def test_the_table_refuses_names_outside_the_grammar(path: Path, name: str) -> None:
     store = open_store(f"sqlite:///{path}")
     World(store, KEY).group()
     engine = store._transactions.engine
@@ -202,7 +202,7 @@ def test_a_process_that_dies_in_a_transaction_leaves_nothing(path: Path) -> None
     store.close()
 
 
-def test_a_full_disk_is_named_and_not_the_server(path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_server_is_not_blamed(path: Path) -> None:
     """Method: SQLite itself finds no room, because the file may not grow."""
     store = open_store(f"sqlite:///{path}")
     store.create_group(Group(KEY))

@@ -47,7 +47,9 @@ def read(url: str) -> dict[str, list[Any]]:
         engine.dispose()
 
 
-def test_a_store_goes_to_mariadb_and_back(source: str, mariadb_url: str, tmp_path: Path) -> None:
+def test_a_store_is_copied_to_mariadb_and_back(
+    source: str, mariadb_url: str, tmp_path: Path
+) -> None:
     before = read(source)
     open_store(mariadb_url, upgrade=True).close()
     copied = copy_store(source, mariadb_url)
@@ -63,7 +65,7 @@ def test_a_store_goes_to_mariadb_and_back(source: str, mariadb_url: str, tmp_pat
         copy_store(mariadb_url, mariadb_url)
 
 
-def test_numbers_go_on_behind_those_that_were_copied(source: str, mariadb_url: str) -> None:
+def test_new_numbers_continue_after_the_copied_ones(source: str, mariadb_url: str) -> None:
     open_store(mariadb_url, upgrade=True).close()
     copy_store(source, mariadb_url)
     world = World(open_store(mariadb_url), KEY)
@@ -72,7 +74,7 @@ def test_numbers_go_on_behind_those_that_were_copied(source: str, mariadb_url: s
     assert world.journal()[-1].sequence > last
 
 
-def test_an_account_that_may_not_write_copies_nothing(
+def test_an_account_without_the_right_to_write_copies_nothing(
     source: str, mariadb: MariaDB, mariadb_url: str
 ) -> None:
     open_store(mariadb_url, upgrade=True).close()
@@ -90,7 +92,7 @@ def test_an_account_that_may_not_write_copies_nothing(
     assert not any(read(mariadb_url).values())
 
 
-def test_the_copy_is_of_one_moment(source: str, mariadb_url: str, tmp_path: Path) -> None:
+def test_the_copy_shows_one_moment(source: str, mariadb_url: str, tmp_path: Path) -> None:
     """A node leaves after the first table was read: nothing of that is in the other tables."""
     open_store(mariadb_url, upgrade=True).close()
     copy_store(source, mariadb_url)

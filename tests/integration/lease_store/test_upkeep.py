@@ -35,7 +35,7 @@ def test_upkeep_depends_on_the_nodes_and_not_on_the_shards(tmp_path: Path, shard
     assert cost.statements <= 3 * BEATS_PER_TERM * nodes
 
 
-def test_the_counting_sees_every_write(tmp_path: Path):
+def test_the_counter_counts_every_write(tmp_path: Path):
     """The alarm rings: a lease per shard is counted as the many writes that it is."""
     cost = lease_per_shard(f"sqlite:///{tmp_path}/leases.db", 50, 2)
     assert cost.rows_written == BEATS_PER_TERM * 50
@@ -55,7 +55,7 @@ def planner(store: LeaseStore) -> Rebalancer:
     )
 
 
-def test_what_a_joining_node_costs_does_not_follow_the_shards(tmp_path: Path):
+def test_the_cost_of_a_joining_node_does_not_depend_on_the_shards(tmp_path: Path):
     costs: list[int] = []
     for shards in (40, 400):
         store = open_store(f"sqlite:///{tmp_path}/{shards}.db")

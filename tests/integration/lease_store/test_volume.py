@@ -168,7 +168,7 @@ def work_of(aged: Aged) -> dict[str, Work]:
     }
 
 
-def test_cost_does_not_follow_age(pair: list[Aged]) -> None:
+def test_costs_do_not_grow_with_the_age_of_the_store(pair: list[Aged]) -> None:
     small, large = (
         {name: aged.cost(work) for name, work in work_of(aged).items()} for aged in pair
     )
@@ -181,13 +181,13 @@ def test_cost_does_not_follow_age(pair: list[Aged]) -> None:
     assert grown == {}
 
 
-def test_the_count_would_notice(pair: list[Aged]) -> None:
+def test_the_counter_notices_a_cost_that_grows(pair: list[Aged]) -> None:
     """The test before is worth something only if reading everything looks expensive."""
     small, large = (aged.cost(lambda aged=aged: aged.store.batches(KEY)) for aged in pair)
     assert large[1] > small[1] * 5
 
 
-def test_an_old_history_is_true(pair: list[Aged]) -> None:
+def test_verify_finds_no_violation_in_an_old_history(pair: list[Aged]) -> None:
     """Goal: the other cases may rely on rows as the verbs would have written them."""
     for aged in pair:
         report = audit(aged.store, KEY)

@@ -71,7 +71,7 @@ def server(home: Path) -> Iterator[CodeServer]:
     new_server.stop()
 
 
-def test_it_is_started_again_after_its_death_and_ended_when_it_hangs(
+def test_a_code_server_is_restarted_after_it_dies_and_killed_if_it_hangs(
     server: CodeServer,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +117,7 @@ class Left:
         return CodeServer(DEFINITIONS_MODULE, listen, self.folder, environment, steady_clock, **how)
 
 
-def test_a_successor_of_a_killed_agent_goes_on_with_its_server(
+def test_the_successor_of_a_killed_agent_adopts_its_server(
     server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: nothing that the server has started is interrupted. Method: two objects, no `stop`."""
@@ -152,7 +152,7 @@ def test_a_successor_of_a_killed_agent_goes_on_with_its_server(
     assert_nothing_runs(home)
 
 
-def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
+def test_a_server_that_is_too_old_or_has_other_settings_is_not_adopted(
     server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a server without heartbeats refuses runs; one with other settings runs them wrongly."""
@@ -179,7 +179,7 @@ def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
     assert "Ended 3 processes" in capsys.readouterr().out
 
 
-def test_another_server_on_its_port_is_not_taken_for_it(server: CodeServer, home: Path) -> None:
+def test_another_server_on_the_port_is_not_adopted(server: CodeServer, home: Path) -> None:
     until(server.look)
     listening = server.listen
     other = CodeServer(

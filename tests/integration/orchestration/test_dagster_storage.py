@@ -51,7 +51,7 @@ def instance(
 
 
 @pytest.mark.parametrize("of_pages", [False, True])
-def test_a_silent_server_is_given_up_and_used_again_once_it_answers(
+def test_a_silent_server_times_out_and_is_used_again_once_it_answers(
     server: MariaDB, instance: DagsterInstance, of_pages: bool
 ) -> None:
     """Goal: neither the daemon nor a page waits for ever, and no late reply is taken for another's.
@@ -73,7 +73,7 @@ def test_a_silent_server_is_given_up_and_used_again_once_it_answers(
     assert instance.get_dynamic_partitions("shards") == ["1", "2"]
 
 
-def test_it_keeps_a_connection_and_finds_out_that_the_server_has_ended_it(
+def test_the_storage_reuses_a_connection_and_replaces_one_that_the_server_closed(
     server: MariaDB, instance: DagsterInstance
 ) -> None:
     """Goal: the driver reads the certificates of the host once, and not for each statement."""
@@ -95,7 +95,7 @@ def resting_sessions(server: MariaDB) -> set[int]:
     return {row[0] for row in rows}
 
 
-def test_it_leaves_a_server_that_takes_no_writes(
+def test_the_storage_drops_connections_to_a_read_only_server(
     server: MariaDB, instance: DagsterInstance
 ) -> None:
     """Goal: after a fail-over, no connection to the former primary stays in use."""

@@ -25,7 +25,7 @@ from tests.unit.orchestration.test_doctor import examined
         pytest.param("mysql", "MySQL", marks=pytest.mark.mysql),
     ],
 )
-def test_a_home_on_a_server_is_well(
+def test_the_doctor_passes_for_a_home_on_a_server(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -55,7 +55,7 @@ def test_a_home_on_a_server_is_well(
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_a_worker_of_a_real_session_is_looked_into(
+def test_the_doctor_checks_a_worker_of_a_real_session(
     connect_session: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

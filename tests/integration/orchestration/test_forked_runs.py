@@ -101,7 +101,7 @@ class Shop:
         return path.read_text() if path.exists() else ""
 
 
-def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
+def test_forked_runs_use_the_current_code_and_outlive_their_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration of Dagster's instance names a class of the user's, which loads the prices.

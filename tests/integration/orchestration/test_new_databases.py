@@ -104,7 +104,7 @@ def status(at: str, page: str) -> int:
         return 0
 
 
-def test_the_upgrades_and_a_node_work_with_their_accounts(
+def test_upgrades_and_a_node_work_with_their_accounts(
     server: MySQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node outlives a silence of the server, and calls itself healthy and not ready in it."""

@@ -68,7 +68,7 @@ def run(program: str, *arguments: Path) -> int:
     return subprocess.run(command, cwd=PROJECT, check=False, timeout=RUN_S).returncode
 
 
-def test_runs_use_the_nodes_server_and_start_another_after_its_death(
+def test_runs_use_the_server_of_the_node_and_start_another_after_it_dies(
     keeper: SparkKeeper, settings: Settings
 ) -> None:
     folder = settings.spark_folder

@@ -49,7 +49,7 @@ def ready(pages: str) -> bool:
     return False
 
 
-def test_its_sensors_tick_on_the_one_server_also_after_that_was_killed(tmp_path: Path) -> None:
+def test_sensors_tick_on_one_code_server_also_after_it_was_killed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     create_instance(settings)
     declare(settings.home, "demo")

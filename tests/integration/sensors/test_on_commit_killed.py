@@ -53,7 +53,7 @@ def delivery(home: ConsumedHome, hook: Callable[[CommittedBatch], None]) -> Hook
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its effect", "after its effect"])
-def test_every_batch_is_delivered_again_or_once(tmp_path: Path, before: bool) -> None:
+def test_every_batch_is_delivered_at_least_once(tmp_path: Path, before: bool) -> None:
     home = ConsumedHome(tmp_path / "home")
     home.stream = replace(home.stream, on_commit=lambda batch: None)
     home.append(RECORDS)

@@ -124,7 +124,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return address
 
 
-def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_path: Path) -> None:
+def test_two_deployments_and_a_client_read_each_record_once(url: str, tmp_path: Path) -> None:
     log = LocalLog.create(tmp_path / "log", SHARDS)
     stream = ShardStream(
         name="orders", source=log, limits=Limits(records_max=7), pace=Pace(commit_interval_s=0.0)

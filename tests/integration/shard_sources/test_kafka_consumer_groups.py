@@ -88,7 +88,7 @@ def test_consumption_continues_where_a_kafka_group_stopped(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_each_record_is_read_once_there_and_back(
+def test_each_record_is_read_once_after_an_import_and_an_export(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -194,7 +194,7 @@ def write_query(location: OutputPlace, batches: int, committed_batches: int) -> 
         (location / f"commits/{batch}").put(b'v1\n{"nextBatchWatermarkMs":0}')
 
 
-def test_a_stopped_query_is_taken_over_after_its_newest_committed_batch(
+def test_a_stopped_query_is_continued_after_its_newest_committed_batch(
     deployment: Deployment, location: OutputPlace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)

@@ -186,7 +186,7 @@ eventually = partial(wait_for, "the worker")
 @pytest.mark.parametrize(
     "version", ["3X", pytest.param("COMPATIBLE_WITH_2X", marks=pytest.mark.release)]
 )
-def test_a_running_worker_of_kcl_is_stopped_and_taken_over(
+def test_an_import_waits_until_a_kcl_worker_is_stopped(
     version: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

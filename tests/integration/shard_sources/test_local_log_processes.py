@@ -260,7 +260,7 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     assert read(log, 0, end_of(log)) == expected(0, end_of(log))
 
 
-def test_large_files_load_in_bounded_memory(tmp_path: Path) -> None:
+def test_large_files_are_loaded_in_bounded_memory(tmp_path: Path) -> None:
     """200 MB of lines, with 160 MB of address space beyond the imports."""
     loader = """
         import resource, sys

@@ -134,7 +134,7 @@ def test_a_range_beyond_the_log_or_a_group_is_refused(world: GroupedWorld) -> No
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "deflate", "none"])
-def test_every_compression(world: GroupedWorld, compression: str) -> None:
+def test_every_compression_is_read(world: GroupedWorld, compression: str) -> None:
     world.append(4, 4)
     world.source = world.source_at(world.server.endpoint, compression=compression)
     assert [int(row["value"]) for row in world.all_rows(SHARD)] == list(range(8))
@@ -142,7 +142,7 @@ def test_every_compression(world: GroupedWorld, compression: str) -> None:
     assert world.all_rows(shard) == []
 
 
-def test_both_signatures(world: GroupedWorld) -> None:
+def test_both_signature_versions_are_accepted(world: GroupedWorld) -> None:
     world.append(1)
     source = world.source_at(world.server.endpoint, auth_version="v4", region="cn-hangzhou")
     world.source = source
@@ -154,7 +154,7 @@ def test_both_signatures(world: GroupedWorld) -> None:
         ).list_shards()
 
 
-def test_a_group_s_topic_and_tags_come_through(world: GroupedWorld) -> None:
+def test_topic_and_tags_of_a_group_are_read(world: GroupedWorld) -> None:
     world.append(1)
     (row,) = world.all_rows(SHARD)
     assert dict(row["attributes"]) == {

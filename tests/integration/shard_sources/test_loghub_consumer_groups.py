@@ -115,7 +115,7 @@ def test_consumption_continues_where_a_loghub_group_stopped(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_each_record_is_read_once_there_and_back(
+def test_each_record_is_read_once_after_an_import_and_an_export(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", LOGSTORE)
@@ -160,7 +160,7 @@ def test_a_checkpoint_within_a_group_is_exported_only_on_request(
 
 
 @pytest.mark.long
-def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
+def test_an_import_waits_until_a_worker_of_the_sdk_is_stopped(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aliyun.log.consumer import (

@@ -54,7 +54,7 @@ def command(arguments: list[str], home: Path, environment: dict[str, str]):
     ("source", "arguments"),
     [("kafka", ["dev", "--nodes", "2"]), ("kinesis", ["dev"]), ("loghub", ["node", "--name", "a"])],
 )
-def test_nothing_starts_and_the_message_names_the_command_that_installs_it(
+def test_a_missing_library_prevents_the_start_and_is_named_with_its_install_command(
     source: str, arguments: list[str], tmp_path: Path, bare_host: dict[str, str]
 ) -> None:
     module = declare(tmp_path, stream_text("orders", source, options=STREAMS[source]))

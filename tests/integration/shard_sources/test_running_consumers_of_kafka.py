@@ -188,7 +188,7 @@ def running(
         process.wait()
 
 
-def test_a_running_group_is_stopped_and_taken_over_and_continues_later(
+def test_an_import_waits_until_a_kafka_group_is_stopped_which_continues_later(
     topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, log = tmp_path / "read-by-group", tmp_path / "group.log"
@@ -217,7 +217,7 @@ def test_a_running_group_is_stopped_and_taken_over_and_continues_later(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_a_running_query_of_spark_is_stopped_and_taken_over(
+def test_an_import_waits_until_a_spark_query_is_stopped(
     topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, location = tmp_path / "read-by-spark", tmp_path / "query"

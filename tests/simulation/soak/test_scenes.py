@@ -29,7 +29,7 @@ def test_a_scene_has_no_finding(name: str) -> None:
         for mutant in MUTANTS
     ],
 )
-def test_a_remedy_that_is_taken_out_is_noticed(mutant: Mutant) -> None:
+def test_the_soak_finds_each_mutant(mutant: Mutant) -> None:
     findings = mutant.findings()
     assert any(mutant.finding in finding for finding in findings), shown(findings)
 

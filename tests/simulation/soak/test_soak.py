@@ -14,7 +14,7 @@ PACE = Pace(quiet_s=900.0, traffic_s=7_200.0, quiet_appends=8)
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", Shape)
-def test_nothing_stands_still_though_everything_fails_once(shape: Shape) -> None:
+def test_no_shard_stalls_although_every_part_fails_once(shape: Shape) -> None:
     outcome = soak(shape, DAYS, SMALL, PACE)
     assert outcome.findings == ()
     assert outcome.incidents >= len(BUILDERS)

@@ -53,7 +53,7 @@ class Prefix:
         return records
 
 
-def test_a_declared_transform_bears_its_functions_name_and_is_called_like_it() -> None:
+def test_a_declared_transform_keeps_the_name_and_call_of_its_function() -> None:
     assert isinstance(clean, ArrowTransform)
     assert clean.__doc__ == "Keep all but the first."
     assert clean(RECORDS).num_rows == 2
@@ -127,7 +127,7 @@ def test_other_output_is_refused_in_one_sentence(
     assert message in str(caught.value)
 
 
-def test_text_and_bytes_have_one_type_whatever_library_made_them() -> None:
+def test_text_and_bytes_of_every_library_have_one_type() -> None:
     """Goal: output of a library with layouts of its own is written as all other output."""
     kinds = {
         "shard_id": pa.large_string(),

@@ -44,7 +44,9 @@ def sentence(result: dg.ExecuteInProcessResult) -> str:
     return error.message
 
 
-def test_all_shards_or_those_that_are_named(scene: Scene, instance: dg.DagsterInstance) -> None:
+def test_a_compaction_covers_all_or_the_named_shards(
+    scene: Scene, instance: dg.DagsterInstance
+) -> None:
     assert run(scene, instance, shards=["1"]).success
     assert (scene.files(ZERO), scene.files(ONE)) == (3, 1)
     result = run(scene, instance)
@@ -65,7 +67,7 @@ def test_the_claim_of_a_run_that_ended_is_taken_over(
     assert scene.files(ZERO) == 1
 
 
-def test_what_cannot_be_compacted_fails_the_run_after_the_rest(
+def test_a_shard_that_cannot_be_compacted_fails_the_run_after_the_others(
     scene: Scene, instance: dg.DagsterInstance
 ) -> None:
     scene.store.claim_rewrite(scene.key, ZERO, "unknown-to-dagster", RewriteKind.REPLAY)
@@ -77,7 +79,7 @@ def test_what_cannot_be_compacted_fails_the_run_after_the_rest(
     assert "has no shard '9'" in sentence(unknown)
 
 
-def test_a_run_of_the_sensor_compacts_what_it_names_and_nothing_else(
+def test_a_run_of_the_sensor_compacts_only_its_shards(
     scene: Scene, instance: dg.DagsterInstance
 ) -> None:
     """Goal: without shards it only removes files; with a number, those before it are old."""

@@ -53,7 +53,7 @@ def test_another_setting_is_another_definition(changes: dict[str, Any]) -> None:
     assert definition_mark(replace(stream, **changes)) != definition_mark(stream)
 
 
-def test_a_run_goes_on_when_only_the_looks_of_an_asset_change() -> None:
+def test_a_run_continues_if_only_the_presentation_of_an_asset_changes() -> None:
     stream = scripted_stream()[0]
     looks = replace(stream, asset_spec=lambda spec: spec.replace_attributes(group_name="g"))
     assert definition_mark(looks) == definition_mark(stream)

@@ -7,9 +7,7 @@ from dagster_leasehold.assets import deployment
 from dagster_leasehold.assets.deployment import ensure_instance_address, instance_address
 
 
-def test_code_locations_that_begin_at_once_agree_on_one_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_concurrent_code_locations_agree_on_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: another process makes an address after this one has found none."""
     others: list[str] = []
 

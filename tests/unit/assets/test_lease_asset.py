@@ -58,7 +58,7 @@ def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
     assert (evaluation.check_name, evaluation.passed) == (JOURNAL_VERIFIED, True)
 
 
-def test_a_lag_that_is_not_known_is_no_number() -> None:
+def test_an_unknown_lag_has_no_number() -> None:
     stream, source = scripted_stream(2)
     source.damaged = {"0"}
     deployment, store = memory_deployment("a")
@@ -72,7 +72,7 @@ def test_a_lag_that_is_not_known_is_no_number() -> None:
     assert "lag" not in event.metadata, "what is known of others is not the lag of the stream"
 
 
-def test_a_hand_over_and_parents_are_told_in_the_table() -> None:
+def test_the_table_shows_transfers_and_parents() -> None:
     stream, source = scripted_stream()
     deployment, store = memory_deployment("a", "b")
     store.create_group(stream.new_group(20.0))

@@ -133,7 +133,7 @@ def test_each_check_fails_for_its_own_reason():
     assert failed(dirty) == {QUARANTINE_RATE}
 
 
-def test_over_several_shards_a_check_passes_only_where_all_do():
+def test_a_check_of_several_shards_passes_only_if_all_do():
     stream, _ = scripted_stream()
     checks = [
         *check_shard(stream, None, gaps=[], lag=0),
@@ -153,7 +153,7 @@ def mirrored_scene() -> tuple[Scene, MirroringSource]:
     return scene, source
 
 
-def test_what_a_run_reports_is_told_before_it_is_flagged() -> None:
+def test_a_run_reports_batches_before_it_flags_them() -> None:
     scene, source = mirrored_scene()
     scene.commit(ZERO)
     scene.commit(ZERO)
@@ -163,7 +163,7 @@ def test_what_a_run_reports_is_told_before_it_is_flagged() -> None:
     assert source.mirrored == [{ZERO: "20"}], "nothing new, nobody told"
 
 
-def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
+def test_the_stored_checkpoint_is_reported_and_not_an_older_one() -> None:
     scene, source = mirrored_scene()
     scene.commit(ZERO)
     scene.commit(ZERO)
@@ -171,7 +171,7 @@ def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
     assert source.mirrored == [{ZERO: "20"}], "shard 1 has no checkpoint yet"
 
 
-def test_who_was_overtaken_while_it_told_tells_again() -> None:
+def test_a_report_that_was_overtaken_is_repeated() -> None:
     """Method: another process commits between the look at the store and the last word."""
     scene, source = mirrored_scene()
     scene.commit(ZERO)
@@ -197,7 +197,7 @@ def test_a_failure_is_shown_and_stops_nothing() -> None:
     assert scene.run.undelivered() == []
 
 
-def test_a_source_that_mirrors_nothing_is_not_asked() -> None:
+def test_a_source_without_a_mirror_is_not_called() -> None:
     scene, source = mirrored_scene()
     source.mirrors = False
     scene.commit(ZERO)

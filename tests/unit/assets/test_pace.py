@@ -31,7 +31,7 @@ def test_a_shard_that_was_never_seen_read_is_due_at_once() -> None:
     assert due.due_s <= 100.0
 
 
-def test_a_record_is_due_one_interval_after_the_last_look_that_found_nothing() -> None:
+def test_a_record_is_due_one_interval_after_the_last_check_without_records() -> None:
     due = times(commit_interval_s=10.0)
     due.see_read(ZERO, 100.0)
     assert due.due_s == math.inf
@@ -41,7 +41,7 @@ def test_a_record_is_due_one_interval_after_the_last_look_that_found_nothing() -
     assert due.due_s == 110.0, "a later look does not put it off"
 
 
-def test_the_earliest_shard_pulls_the_others_along() -> None:
+def test_all_shards_are_due_with_the_earliest_one() -> None:
     due = times(commit_interval_s=10.0)
     due.see_read(ZERO, 100.0)
     due.see_read(ONE, 104.0)
@@ -52,14 +52,14 @@ def test_the_earliest_shard_pulls_the_others_along() -> None:
     assert due.due_s == 114.0
 
 
-def test_many_bytes_wait_for_no_interval() -> None:
+def test_many_bytes_are_due_at_once() -> None:
     due = times(commit_interval_s=10.0)
     due.see_read(ZERO, 100.0)
     due.see_unread(ZERO, 101.0, at_once=True)
     assert due.due_s <= 101.0
 
 
-def test_what_a_batch_left_is_read_at_once_without_a_rest() -> None:
+def test_records_beyond_a_batch_are_read_at_once() -> None:
     due = times(commit_interval_s=10.0)
     due.see_read(ZERO, 100.0)
     due.committed(110.0, took_s=3.0)
@@ -70,7 +70,9 @@ def test_what_a_batch_left_is_read_at_once_without_a_rest() -> None:
 @pytest.mark.parametrize(
     ("took_s", "rest_s"), [(0.1, REST_MAX_S), (0.5, 0.3), (1.0, 0.25), (60.0, REST_MAX_S)]
 )
-def test_at_the_head_a_run_rests_between_two_batches(took_s: float, rest_s: float) -> None:
+def test_at_the_end_of_the_log_a_run_pauses_between_two_batches(
+    took_s: float, rest_s: float
+) -> None:
     due = times(commit_interval_s=0.0)
     for _ in range(2):
         due.see_read(ZERO, 100.0)
@@ -98,7 +100,9 @@ def test_a_run_is_idle_after_the_limit_without_records_and_never_with_unread_one
 @pytest.mark.parametrize(
     ("interval_s", "look_s"), [(0.0, LOOK_MIN_S), (10.0, 1.0), (3_600.0, LOOK_MAX_S)]
 )
-def test_looks_are_a_tenth_of_the_interval_within_limits(interval_s: float, look_s: float) -> None:
+def test_checks_come_every_tenth_of_the_interval_within_limits(
+    interval_s: float, look_s: float
+) -> None:
     assert Pace(interval_s).look_s == look_s
 
 
@@ -113,7 +117,7 @@ def test_looks_are_a_tenth_of_the_interval_within_limits(interval_s: float, look
         (None, 9, True, True, True),
     ],
 )
-def test_a_batch_reaches_the_head_if_it_holds_all_that_was_there(
+def test_a_batch_with_all_unread_records_reaches_the_end_of_the_log(
     lag: int | None, records: int, filled: bool, at_end: bool, reached: bool
 ) -> None:
     assert reached_head(lag=lag, records=records, filled=filled, at_end=at_end) is reached

@@ -27,11 +27,11 @@ from dagster_leasehold.assets.run_process import (
 from tests.unit.sensors.streams import scripted_stream
 
 
-def test_this_process_is_there():
+def test_this_process_is_alive():
     assert not process_gone(process_note())
 
 
-def test_a_process_that_ended_is_gone():
+def test_an_ended_process_is_reported_as_ended():
     code = f"from {run_process.__name__} import process_note; print(process_note())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -39,20 +39,20 @@ def test_a_process_that_ended_is_gone():
     assert process_gone(done.stdout.strip())
 
 
-def test_a_reused_process_id_is_told_by_its_start():
+def test_a_reused_process_id_is_recognized_by_its_start_time():
     place, pid, start = process_note().split("|")
     assert process_gone(f"{place}|{pid}|{int(start) - 1}")
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, -2.5, 2.5, 3600.0])
-def test_a_step_of_the_wall_clock_kills_nobody(step_s: float, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_of_the_wall_clock_ends_no_process(step_s: float, monkeypatch: pytest.MonkeyPatch):
     """psutil counts a start from the time of boot, which is the wall clock less the uptime."""
     note, before = process_note(), psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + step_s)
     assert not process_gone(note)
 
 
-def test_a_container_of_the_same_host_name_says_nothing_about_our_processes():
+def test_a_container_with_the_same_host_name_does_not_judge_our_processes():
     """Goal: no live run is failed. Method: a real pid namespace judges this very process."""
     code = (
         f"import sys; from {run_process.__name__} import process_gone, process_note; "
@@ -73,7 +73,7 @@ def test_a_container_of_the_same_host_name_says_nothing_about_our_processes():
 @pytest.mark.parametrize(
     "note", ["", "x", "a|b|c", "|", "elsewhere.example|4194303|1", "host|7|1.5"]
 )
-def test_what_cannot_be_told_is_not_called_gone(note):
+def test_an_unknown_process_is_not_reported_as_ended(note):
     assert not process_gone(note)
 
 
@@ -95,7 +95,7 @@ def test_a_run_has_ended_when_it_is_final_or_unknown():
         assert ended_runs(instance, []) == set()
 
 
-def test_a_run_notes_its_process_where_dagsters_pages_do_not_show_it():
+def test_a_run_stores_its_process_in_a_hidden_tag():
     stream, _ = scripted_stream()
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.add_run(dg.DagsterRun(job_name="job"))
@@ -106,7 +106,7 @@ def test_a_run_notes_its_process_where_dagsters_pages_do_not_show_it():
     assert [tag for tag in noted.tags if get_tag_type(tag) is not TagType.HIDDEN] == [STREAM_TAG]
 
 
-def test_a_run_that_is_executed_again_is_not_taken_for_the_one_that_died():
+def test_a_repeated_run_is_not_mistaken_for_its_dead_predecessor():
     """Dagster copies the tags of the dead run, with a process that is gone."""
     with dg.DagsterInstance.ephemeral() as instance:
         dead = instance.add_run(dg.DagsterRun(job_name="job"))
@@ -119,7 +119,7 @@ def test_a_run_that_is_executed_again_is_not_taken_for_the_one_that_died():
 @pytest.mark.parametrize(
     "tag", [WORK_MAX_TAG, PROCESS_TAG, TAKE_TAG, f"{LET_GO_TAG}0", FINISH_TAG, STOP_TAG]
 )
-def test_what_processes_tell_each_other_is_hidden_on_dagsters_pages(tag: str) -> None:
+def test_tags_between_processes_are_hidden_in_dagster(tag: str) -> None:
     assert get_tag_type(tag) is TagType.HIDDEN
 
 
@@ -134,7 +134,7 @@ def test_a_run_shows_its_shards_and_records() -> None:
     assert shown.tags["leasehold/records"] == "12,400"
 
 
-def test_a_storage_that_refuses_tags_ends_no_run() -> None:
+def test_a_storage_that_refuses_tags_does_not_fail_a_run() -> None:
     class Refusing:
         def add_run_tags(self, *_: object) -> None:
             raise ConnectionError("away")

@@ -191,7 +191,7 @@ def test_a_range_of_one_partition_has_its_checks(scene: Scene) -> None:
     assert "3" in {record.partition for record in stored}
 
 
-def test_steps_of_the_user_stand_around_the_work_of_a_run(scene: Scene) -> None:
+def test_code_of_the_user_wraps_the_work_of_a_run(scene: Scene) -> None:
     steps: list[str] = []
 
     def execute(
@@ -219,7 +219,7 @@ def test_a_shard_that_fails_leaves_the_others_materialized_and_is_named(scene: S
     )
 
 
-def test_a_shard_that_may_not_be_consumed_is_refused_alone(scene: Scene) -> None:
+def test_a_shard_that_cannot_be_consumed_is_refused_alone(scene: Scene) -> None:
     scene.instance.add_dynamic_partitions(scene.stream.name, ["gone"])
     result = scene.run("7", "gone")
     assert not result.success
@@ -239,7 +239,9 @@ def test_more_shards_than_one_session_serves_are_consumed_in_portions_of_a_node(
     ] * 2
 
 
-def test_partitions_are_replayed_and_one_that_fails_keeps_its_state_alone(scene: Scene) -> None:
+def test_a_failing_partition_of_a_replay_keeps_its_output_and_the_others_are_replayed(
+    scene: Scene,
+) -> None:
     scene.failing = {"1"}
     result = scene.run("0", "3", **{"from": "begin"})
     assert scene.replayed == ["0", "1", "2", "3"]
@@ -255,7 +257,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         yield Scene(instance, monkeypatch)
 
 
-def test_the_first_run_of_a_selection_with_holes_takes_over_those_that_wait(queued: Scene) -> None:
+def test_the_first_run_of_a_selection_with_holes_takes_over_queued_runs(queued: Scene) -> None:
     scene, foreign = queued, {"from": "begin"}
     waiting, other = scene.queue("2", "4", "6"), scene.queue("7", **foreign)
     assert scene.run("0", "0").success
@@ -275,7 +277,7 @@ def test_the_first_run_of_a_selection_with_holes_takes_over_those_that_wait(queu
     assert scene.materialized() == ["0", "0", "2", "2", "4", "6"]
 
 
-def test_a_run_that_makes_an_asset_of_the_project_too_takes_nothing_over(queued: Scene) -> None:
+def test_a_run_with_an_asset_of_the_project_takes_over_no_run(queued: Scene) -> None:
     """Or that asset would never be made for the partitions that were taken over."""
     scene = queued
     shards = shard_partitions(scene.stream)
@@ -294,7 +296,7 @@ def labels() -> None:
     """An asset below the stream."""
 
 
-def test_a_run_beside_an_older_one_of_its_backfill_takes_nothing_over(queued: Scene) -> None:
+def test_a_run_beside_an_older_one_of_its_backfill_takes_over_no_run(queued: Scene) -> None:
     scene = queued
     (older,) = scene.queue("1")
     run = scene.instance.get_run_by_id(older)
@@ -308,7 +310,7 @@ def test_a_run_beside_an_older_one_of_its_backfill_takes_nothing_over(queued: Sc
     assert left.status is DagsterRunStatus.QUEUED
 
 
-def test_a_run_takes_over_those_whose_partitions_its_node_holds(queued: Scene) -> None:
+def test_a_run_takes_over_queued_runs_of_its_node(queued: Scene) -> None:
     scene = queued
     assert scene.run("0", "7").success
     holders = {
@@ -329,7 +331,7 @@ def test_a_run_takes_over_those_whose_partitions_its_node_holds(queued: Scene) -
     assert sorted(runs[run] for run in waiting) == [shard for shard in ALL if shard not in own]
 
 
-def test_a_run_that_the_queue_launches_while_it_is_canceled_is_made_up_for(
+def test_a_run_that_is_launched_while_it_is_canceled_still_consumes_its_partition(
     queued: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process finds it canceled and ends, which Dagster calls a failure a moment later."""
@@ -347,7 +349,7 @@ def test_a_run_that_the_queue_launches_while_it_is_canceled_is_made_up_for(
     assert scene.stored(launched).status is DagsterRunStatus.CANCELING, "it is not deleted so soon"
 
 
-def test_a_repeated_run_makes_what_the_first_had_taken_over_and_left(queued: Scene) -> None:
+def test_a_repeated_run_consumes_the_partitions_that_the_first_one_took_over(queued: Scene) -> None:
     scene = queued
     (first,) = scene.queue("0")
     dead = scene.stored(first)

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.outcomes import Opened
 from tests.unit.assets.consumption_world import NODE, World
 
 
-def test_a_shard_that_holds_at_a_gap_stays_red_when_its_output_is_replayed(tmp_path: Path) -> None:
+def test_a_replay_does_not_clear_the_check_of_a_held_gap(tmp_path: Path) -> None:
     world = World(tmp_path)
     opened = world.store.open_tenure(world.key, ShardId("0"), NODE, "run-1")
     assert isinstance(opened, Opened)

@@ -90,7 +90,7 @@ def report(shard: ShardId, stopped: StopReason, error: str = "") -> ConsumptionR
     return ConsumptionReport(shard, stopped, error=error, lag_after=0)
 
 
-def test_each_batch_is_in_one_report_however_often_the_run_reports(scene: Scene) -> None:
+def test_each_batch_is_in_exactly_one_report_of_a_run(scene: Scene) -> None:
     scene.commit(ZERO)
     scene.commit(ZERO)
     assert scene.run.deliver(scene.context) == 1
@@ -138,7 +138,7 @@ def test_a_check_is_stored_with_the_first_report_that_knows_its_outcome_and_when
     )
 
 
-def test_the_checks_of_a_shard_that_a_run_opens_again_are_stored_anew(scene: Scene) -> None:
+def test_checks_of_a_reopened_shard_are_stored_again(scene: Scene) -> None:
     for _ in range(2):
         scene.commit(ZERO)
         scene.run.deliver(scene.context, begun=[ZERO])
@@ -148,7 +148,7 @@ def test_the_checks_of_a_shard_that_a_run_opens_again_are_stored_anew(scene: Sce
     ]
 
 
-def test_a_lag_is_in_the_metadata_where_it_is_known(scene: Scene) -> None:
+def test_a_known_lag_is_in_the_metadata(scene: Scene) -> None:
     for shard, age in ((ZERO, 7.5), (ONE, None)):
         scene.commit(shard)
         left = ConsumptionReport(shard, StopReason.BUDGET_ENDED, lag_after=3, lag_seconds=age)
@@ -177,7 +177,7 @@ def test_the_first_commit_of_a_tenure_is_reported_at_once_and_further_ones_at_th
     assert scene.reported()[2:] == [("0", 10, "not yet"), ("1", 10, "not yet")]
 
 
-def test_the_last_commits_are_reported_though_no_other_follows(scene: Scene) -> None:
+def test_the_last_commits_are_reported_without_a_later_one(scene: Scene) -> None:
     now = [0.0]
     progress = ProgressReports(scene.run, scene.context, lambda: now[0])
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_a_busy_run_reports_each_shard_twice_a_minute(scene: Scene) -> None:
     assert len(checks_in(scene.context.events)) == 4, "outcomes that stay the same are not stored"
 
 
-def test_a_report_that_takes_long_takes_a_fiftieth_of_the_time(
+def test_slow_reports_take_at_most_a_fiftieth_of_the_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, reports = [0.0], list[float]()
@@ -227,7 +227,7 @@ def test_a_report_that_takes_long_takes_a_fiftieth_of_the_time(
     assert reports == pytest.approx([0.0] + [102.0 * n for n in range(1, 10)], abs=10.0)
 
 
-def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:
+def test_a_shared_cause_of_several_shards_is_reported_once(scene: Scene) -> None:
     scene.run.add(
         [
             report(ZERO, StopReason.FAILED, "Spark does not start: see the log."),
@@ -246,9 +246,7 @@ def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "reason", [StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED]
 )
-def test_a_shard_that_was_asked_for_and_consumed_is_no_refusal(
-    scene: Scene, reason: StopReason
-) -> None:
+def test_a_requested_and_consumed_shard_is_not_refused(scene: Scene, reason: StopReason) -> None:
     scene.run.add([report(ZERO, reason)], seconds=1.0)
     assert scene.run.refusal([ZERO]) == ""
     assert scene.run.failure() == ""
@@ -260,7 +258,7 @@ def test_a_shard_that_was_asked_for_and_consumed_is_no_refusal(
         StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED
     )],
 )  # fmt: skip
-def test_any_other_end_of_a_shard_that_was_asked_for_is_one_sentence(
+def test_any_other_end_of_a_requested_shard_is_one_sentence(
     scene: Scene, reason: StopReason
 ) -> None:
     scene.run.add([report(ZERO, reason, "It did not work." * (reason == "failed"))], seconds=1.0)

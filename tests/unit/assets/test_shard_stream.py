@@ -42,7 +42,7 @@ class Names:
         return unchanged
 
 
-def test_parts_may_be_values_or_mappings() -> None:
+def test_parts_can_be_objects_or_mappings() -> None:
     given = declared(
         pace={"commit_interval_s": 3},
         limits={"records_max": 5},
@@ -58,7 +58,7 @@ def test_parts_may_be_values_or_mappings() -> None:
     assert given.pace.idle_limit_s == Pace().idle_limit_s
 
 
-def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
+def test_a_declaration_by_names_has_the_named_values() -> None:
     values = {
         "name": "visits",
         "source": {"kafka": {"topic": "t"}},
@@ -90,7 +90,7 @@ def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
         ({"tabel": {}}, "'tabel' is not a setting: use one of asset_spec, assignment"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_that_names_the_stream(
+def test_a_wrong_setting_is_one_sentence_that_names_the_stream(
     settings: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserMistake) as refused:
@@ -101,12 +101,12 @@ def test_what_is_wrong_is_one_sentence_that_names_the_stream(
     assert "\n" not in text
 
 
-def test_a_part_by_itself_is_refused_as_well() -> None:
+def test_a_wrong_part_is_refused_without_a_stream() -> None:
     with pytest.raises(UserMistake, match=r"^idle_limit_s is 0: use a positive number\.$"):
         Pace(idle_limit_s=0)
 
 
-def test_settings_of_nodes_may_be_mappings() -> None:
+def test_settings_of_nodes_can_be_mappings() -> None:
     nodes = {"east": {"source_count": 2, "node_id": 0}, "west": Modulo(2, 1)}
     stream = declared(assignment="modulo", nodes=nodes)
     assert stream.assignment is AssignmentMode.MODULO

@@ -55,7 +55,7 @@ def delete_from(lake: Publishing, rows: str) -> None:
     catalog.load_table("leasehold.orders").delete(rows)
 
 
-def test_it_passes_before_and_after_a_publication(lake: Publishing) -> None:
+def test_the_table_check_passes_before_and_after_a_publication(lake: Publishing) -> None:
     assert checked(lake).description == "Nothing has been published yet."
     lake.world.consume()
     lake.publish()
@@ -99,7 +99,7 @@ def test_a_large_table_is_left_to_verify(
     assert passed or outcome.severity is dg.AssetCheckSeverity.WARN
 
 
-def test_a_catalog_that_is_away_fails_no_materialization(
+def test_an_unavailable_catalog_does_not_fail_a_materialization(
     lake: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake.world.consume()

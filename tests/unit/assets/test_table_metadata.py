@@ -50,7 +50,7 @@ def test_a_definition_names_the_table_and_its_place(output: str, uri: str) -> No
     assert definition(named, output)["dagster/table_name"] == "lake.sales.orders"
 
 
-def test_a_definition_tells_the_columns_that_no_transform_makes(tmp_path: Path) -> None:
+def test_a_definition_lists_the_columns_of_a_stream_without_a_transform(tmp_path: Path) -> None:
     assert columns_of(stored_schema(record_schema())) == RAW_COLUMNS
     stream, _ = scripted_stream()
     shown = definition(stream, str(tmp_path))[SCHEMA]
@@ -63,7 +63,7 @@ def test_a_definition_tells_the_columns_that_no_transform_makes(tmp_path: Path) 
     assert SCHEMA not in definition(replace(stream, transform=lambda frame: frame), str(tmp_path))
 
 
-def test_a_materialization_tells_columns_that_the_definition_does_not() -> None:
+def test_a_materialization_lists_columns_that_the_definition_lacks() -> None:
     scene = Scene(RecordingContext())
     assert agreed_schema(scene.store, scene.stream) == {}
     scene.store.agree_columns(scene.stream.key, RAW_COLUMNS, seen_version=0)

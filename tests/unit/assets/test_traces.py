@@ -21,7 +21,7 @@ from tests.unit.assets.output.table.publishing_world import Publishing
 SWEEP = ["  sweep", "    plan", "    intents", "    spark", "    commit"]
 
 
-def test_a_runs_trace_shows_each_step_and_where_it_belongs(tmp_path: Path) -> None:
+def test_the_trace_of_a_run_shows_each_step_under_its_parent(tmp_path: Path) -> None:
     world = World(tmp_path, shards=3)
     with recorded_spans() as spans:
         with span("run", world.key):
@@ -59,7 +59,7 @@ def test_a_trace_grows_with_sweeps_not_with_shards_and_records(tmp_path: Path) -
     assert len(numbers) == 1
 
 
-def test_a_shard_that_fails_marks_its_sweep_with_its_sentence(tmp_path: Path) -> None:
+def test_a_failing_shard_marks_its_sweep_with_its_error(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.sweeper.results[ShardId("1")] = TransformError("The transform raised ValueError.")
     with recorded_spans() as spans:
@@ -94,7 +94,7 @@ def test_a_publication_shows_its_steps_and_its_number(tmp_path: Path) -> None:
         }
 
 
-def test_a_catalog_that_is_away_makes_the_publication_an_error(tmp_path: Path) -> None:
+def test_an_unavailable_catalog_marks_the_publication_as_an_error(tmp_path: Path) -> None:
     publishing = Publishing(tmp_path)
     publishing.world.consume()
     away = TableUnavailable("The catalog does not answer.")

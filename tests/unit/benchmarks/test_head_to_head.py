@@ -22,7 +22,7 @@ from benchmarks.rivals.output_files import (
 from benchmarks.rivals.strikes import KINDS, MARK, Schedule, marked, send
 
 
-def test_a_schedule_has_each_kind_once_before_any_comes_twice() -> None:
+def test_a_schedule_has_each_kind_once_before_it_repeats_one() -> None:
     for seed in range(20):
         strikes = Schedule(seed, 6, calm_s=2.0, slot_s=25.0).strikes()
         assert strikes == Schedule(seed, 6, calm_s=2.0, slot_s=25.0).strikes()
@@ -35,7 +35,7 @@ def test_a_value_names_its_record() -> None:
     assert record_of(value_of(3, 12_345)) == (3, 12_345)
 
 
-def test_what_is_missing_and_what_is_there_twice_is_counted(tmp_path: Path) -> None:
+def test_missing_and_duplicated_records_are_counted(tmp_path: Path) -> None:
     """Goal: a draft and a file in a hidden folder count for no reader, but as begun."""
     for worker, numbers in (("0", range(10)), ("1", range(8, 18))):
         write_durably(tmp_path, worker, [value_of(0, n) for n in numbers])

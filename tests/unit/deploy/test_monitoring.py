@@ -30,20 +30,20 @@ def queries() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
-def test_alerts_and_panels_ask_for_metrics_that_are_exported() -> None:
+def test_alerts_and_panels_use_exported_metrics() -> None:
     rules = re.sub(r"^\s*#.*$", "", RULES.read_text("utf-8"), flags=re.M)
     asked = {name for text in (rules, *queries()) for name in NAME.findall(text)}
     assert asked <= exported()
     assert all(NAME.search(query) for query in queries())
 
 
-def test_no_alert_is_left_out_of_the_documentation() -> None:
+def test_every_alert_is_documented() -> None:
     page = (ROOT / "docs/how-to/watch.md").read_text("utf-8")
     alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text("utf-8")))
     assert alerts == set(re.findall(r"^\| `(Leasehold\w+)`", page, re.M))
 
 
-def test_the_page_of_metrics_names_all_that_is_exported() -> None:
+def test_the_page_of_metrics_lists_every_exported_metric() -> None:
     page = (ROOT / "docs/how-to/watch.md").read_text("utf-8")
     named = set(NAME.findall(page))
     missing = {

@@ -44,7 +44,7 @@ def agents() -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.where)
-def test_a_program_takes_its_command_line(program: Program) -> None:
+def test_each_program_accepts_its_command_line(program: Program) -> None:
     name, _ = program.parsed
     assert name in {
         "leasehold node",
@@ -69,7 +69,7 @@ def test_a_program_takes_its_command_line(program: Program) -> None:
         "python -m dagster_leasehold.orchestration.supervision.steady_daemon --healthy 127.0.0.1:1",
     ],
 )
-def test_a_wrong_command_line_would_be_found(line: str) -> None:
+def test_the_check_finds_a_wrong_command_line(line: str) -> None:
     with pytest.raises(LineRefused):
         parsed(line.split())
 
@@ -87,7 +87,7 @@ def test_every_part_of_a_deployment_is_started(folder: str) -> None:
     }
 
 
-def test_an_agent_is_given_more_time_than_it_takes() -> None:
+def test_agents_get_more_time_to_stop_than_they_need() -> None:
     for agent in agents():
         _, options = agent.parsed
         assert agent.stop_s is not None
@@ -104,7 +104,7 @@ def test_an_agent_is_reached_at_the_port_that_it_opens() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_no_secret_stands_in_a_file(file: Path) -> None:
+def test_no_file_contains_a_secret(file: Path) -> None:
     lines = file.read_text("utf-8").splitlines()
     assert [line for line in lines if PASSWORD.search(line.partition(" #")[0])] == []
 
@@ -118,18 +118,20 @@ def test_no_secret_stands_in_a_file(file: Path) -> None:
         "-----BEGIN PRIVATE KEY-----",
     ],
 )
-def test_a_secret_would_be_found(line: str) -> None:
+def test_the_check_finds_a_secret(line: str) -> None:
     assert PASSWORD.search(line)
 
 
-def test_dagster_is_told_what_production_needs() -> None:
+def test_the_configuration_of_dagster_is_that_of_production() -> None:
     assert (HOME / "dagster/dagster.yaml").read_text("utf-8") == production_text()
     workspace = yaml.safe_load((HOME / "dagster/workspace.yaml").read_text("utf-8"))
     module = {"module_name": DEFINITIONS_MODULE, "location_name": LOCATION}
     assert workspace == {"load_from": [{"python_module": module}]}
 
 
-def test_the_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_files_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.settings import load_settings
 
@@ -176,7 +178,7 @@ def _depth(line: str) -> int:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_what_nobody_could_guess_is_explained(file: Path) -> None:
+def test_every_number_in_the_files_is_explained(file: Path) -> None:
     assert unexplained(file.read_text("utf-8")) == []
 
 
@@ -193,5 +195,5 @@ def test_what_nobody_could_guess_is_explained(file: Path) -> None:
         ("# All of it.\na:\n  b:\n    c:\n      skipped: 1", ["skipped: 1"]),
     ],
 )
-def test_a_number_without_a_reason_would_be_found(text: str, missing: list[str]) -> None:
+def test_the_check_finds_an_unexplained_number(text: str, missing: list[str]) -> None:
     assert unexplained(text) == missing

@@ -37,7 +37,7 @@ def verify(folder: Path, changed: tuple[str, str] = ("", "")) -> str:
     return "\n".join(ours) or ("" if done.returncode == 0 else done.stderr)
 
 
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert verify(tmp_path) == ""
 
 
@@ -50,12 +50,14 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
         ("/leasehold node", "/absent node", "absent is not executable"),
     ],
 )
-def test_systemd_would_find_it(tmp_path: Path, before: str, after: str, sentence: str) -> None:
+def test_systemd_refuses_a_wrong_unit(
+    tmp_path: Path, before: str, after: str, sentence: str
+) -> None:
     assert sentence in verify(tmp_path, (before, after))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_what_serves_is_started_again_for_ever(unit: Path) -> None:
+def test_services_are_always_restarted(unit: Path) -> None:
     values = dict(settings(unit))
     if values["Type"] == "oneshot":
         assert values["Restart"] == "no"
@@ -66,7 +68,7 @@ def test_what_serves_is_started_again_for_ever(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_the_watchdog_looks_after_what_tells_it(unit: Path) -> None:
+def test_the_watchdog_watches_services_that_notify_it(unit: Path) -> None:
     """Without --health nothing tells it, and the unit would be killed again and again."""
     values = dict(settings(unit))
     assert ("WatchdogSec" in values) == (" --health " in values["ExecStart"])
@@ -76,7 +78,7 @@ def test_the_watchdog_looks_after_what_tells_it(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_a_unit_is_no_root_and_writes_at_home_alone(unit: Path) -> None:
+def test_units_are_not_root_and_write_only_into_the_home(unit: Path) -> None:
     values = dict(settings(unit))
     assert values["User"] == values["StateDirectory"] == "leasehold"
     assert values["ProtectSystem"] == "strict"
@@ -84,7 +86,7 @@ def test_a_unit_is_no_root_and_writes_at_home_alone(unit: Path) -> None:
     assert values["CapabilityBoundingSet"] == ""
 
 
-def test_the_home_of_the_environment_is_the_folder_that_units_make() -> None:
+def test_the_home_of_the_environment_is_the_state_folder_of_the_units() -> None:
     values = environment()
     assert values["LEASEHOLD_HOME"] == "/var/lib/leasehold"
     assert values["DAGSTER_HOME"] == "/var/lib/leasehold/dagster"

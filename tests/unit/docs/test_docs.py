@@ -88,7 +88,7 @@ def code(cell: str) -> list[str]:
 
 
 @pages
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     text = FENCE.sub("", page.read_text("utf-8"))
     for target in LINK.findall(text):
         if target.startswith("http"):
@@ -104,7 +104,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pages
-def test_no_page_is_an_island(page: Path) -> None:
+def test_every_page_is_linked(page: Path) -> None:
     if page == ROOT / "README.md":
         return
     linked = {
@@ -152,21 +152,21 @@ def check_leasehold(words: list[str], offered: dict[tuple[str, ...], Any], comma
 
 
 @pages
-def test_words_that_say_nothing_are_absent(page: Path) -> None:
+def test_pages_contain_no_marketing_words(page: Path) -> None:
     text = page.read_text("utf-8")
     for word in BANNED:
         assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I), word
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=lambda page: page.name)
-def test_a_how_to_says_when_you_need_it_and_how_you_see_that_it_worked(page: Path) -> None:
+def test_a_how_to_starts_with_its_use_and_ends_with_a_check(page: Path) -> None:
     _, first, *_, last = page.read_text().split("\n\n")
     assert first.startswith("Use this ") or "Use this page" in first
     assert last.startswith("**Check:** ")
 
 
 @pages
-def test_lines_stay_readable(page: Path) -> None:
+def test_lines_have_at_most_100_characters(page: Path) -> None:
     """Long lines only where Markdown has no way to break them."""
     if page == command_line_page.PAGE:
         return
@@ -176,7 +176,7 @@ def test_lines_stay_readable(page: Path) -> None:
 
 
 @pages_with("python")
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python blocks of a page, one after the other in one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     forget_settings(monkeypatch)
@@ -203,7 +203,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pages_with("toml")
-def test_settings_files_in_examples_load(
+def test_settings_files_in_examples_are_valid(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
@@ -310,7 +310,7 @@ def test_each_decision_says_what_was_rejected() -> None:
     assert all("\nRejected: " in text for text in decisions)
 
 
-def test_the_site_stays_short_enough_to_be_read() -> None:
+def test_the_site_stays_within_its_limits() -> None:
     assert len(SITE) <= 30
     assert sum(len(page.read_text("utf-8").split()) for page in SITE) <= 25_000
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
@@ -318,7 +318,7 @@ def test_the_site_stays_short_enough_to_be_read() -> None:
 
 
 @pages
-def test_paths_of_the_tree_exist(page: Path) -> None:
+def test_named_paths_exist(page: Path) -> None:
     """Of the tree are those that begin with one of its folders; `output/STREAM` is of a home."""
     text = FENCE.sub("", page.read_text("utf-8"))
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)", text)
@@ -350,7 +350,7 @@ def test_each_step_of_a_life_names_functions_that_exist(life: str) -> None:
                     assert re.search(rf"^ *(?:class|def) {part}\b", module, re.M), (path, dotted)
 
 
-def test_the_table_of_changes_names_what_exists() -> None:
+def test_the_table_of_changes_names_existing_files() -> None:
     named = rows(ROOT / "CONTRIBUTING.md", "Where do I change …")
     assert len(named) > 10
     for row in named[1:]:

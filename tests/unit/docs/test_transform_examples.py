@@ -49,18 +49,18 @@ def output_of(name: str, *values: dict[str, object]) -> pa.Table:
     return output.filter(errors.is_null())
 
 
-def test_pyarrow() -> None:
+def test_the_pyarrow_transform_of_the_page_runs() -> None:
     output = output_of("visits", {"path": "/Cart", "status": 200}, {"path": "/health"})
     assert output.select(["path", "status"]).to_pylist() == [{"path": "/cart", "status": 200}]
 
 
-def test_polars() -> None:
+def test_the_polars_transform_of_the_page_runs() -> None:
     pytest.importorskip("polars")
     output = output_of("slow_visits", {"path": "/a", "ms": 1001}, {"path": "/b", "ms": 1000})
     assert output.select(["cursor", "path"]).to_pylist() == [{"cursor": "0", "path": "/a"}]
 
 
-def test_duckdb() -> None:
+def test_the_duckdb_transform_of_the_page_runs() -> None:
     pytest.importorskip("duckdb")
     output = output_of("hosts", {"url": "https://example.org/a"}, {"url": None})
     assert output.column("host").to_pylist() == ["example.org", None]

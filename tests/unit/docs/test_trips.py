@@ -44,7 +44,7 @@ def listed(heading: str) -> set[str]:
     return set(re.findall(r"`(\w[\w/]*\.py)`", text))
 
 
-def test_the_trips_of_a_heartbeat_are_listed(tmp_path: Path) -> None:
+def test_the_files_of_a_heartbeat_are_listed(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/leases.db")
     store.create_group(Group(KEY))
     store.sync_shards(KEY, [ShardListing(ShardId(str(i))) for i in range(4)], observer="test")

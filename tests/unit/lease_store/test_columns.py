@@ -23,7 +23,7 @@ moments = st.datetimes(
 
 
 @given(st.text(max_size=60))
-def test_text_comes_back_exactly(text: str) -> None:
+def test_text_is_read_back_exactly(text: str) -> None:
     column = ExactText(64)
     try:
         bound = column.process_bind_param(text, MYSQL)
@@ -41,7 +41,7 @@ def test_text_is_bytes_in_mysql_only() -> None:
 
 
 @given(moments)
-def test_a_moment_comes_back_whatever_its_zone(moment: datetime) -> None:
+def test_a_time_of_any_zone_is_read_back(moment: datetime) -> None:
     column = EventTime()
     stored = column.process_bind_param(moment, MYSQL)
     assert column.process_result_value(stored, MYSQL) == moment
@@ -66,5 +66,5 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json_comes_back(value: object) -> None:
+def test_json_is_read_back(value: object) -> None:
     assert loaded("payload", dumped("payload", {"value": value})) == {"value": value}

@@ -50,7 +50,7 @@ def of_sqlite(number: int) -> DBAPIError:
         (1062, Verdict.FATAL),
     ],
 )
-def test_mysql_errors_are_told_apart_by_number(number: int, expected: Verdict) -> None:
+def test_mysql_errors_are_classified_by_number(number: int, expected: Verdict) -> None:
     assert verdict(of_mysql(number)) is expected
 
 
@@ -69,11 +69,11 @@ def test_mysql_errors_are_told_apart_by_number(number: int, expected: Verdict) -
         (sqlite3.SQLITE_CONSTRAINT_CHECK, Verdict.FATAL),
     ],
 )
-def test_sqlite_errors_are_told_apart_by_their_low_byte(number: int, expected: Verdict) -> None:
+def test_sqlite_errors_are_classified_by_their_low_byte(number: int, expected: Verdict) -> None:
     assert verdict(of_sqlite(number)) is expected
 
 
-def test_a_closed_connection_without_a_number_is_a_lost_one() -> None:
+def test_a_closed_connection_without_an_error_number_counts_as_lost() -> None:
     import pymysql
 
     original = pymysql.err.InterfaceError(0, "")
@@ -92,7 +92,7 @@ def test_no_number_has_two_meanings() -> None:
 
 
 @pytest.mark.parametrize("number", [13, 4874])
-def test_a_full_disk_is_no_silent_server(number: int) -> None:
+def test_a_full_disk_is_not_reported_as_a_silent_server(number: int) -> None:
     assert verdict(of_sqlite(number)) is Verdict.UNAVAILABLE
     assert disk_is_full(of_sqlite(number))
     assert not disk_is_full(of_sqlite(10))

@@ -27,7 +27,7 @@ def through(rest: str) -> tuple[str, dict[str, object]]:
         "db/d?unix_socket=s",
     ],
 )  # fmt: skip
-def test_what_stays_on_this_machine_needs_no_tls(rest: str) -> None:
+def test_a_connection_within_this_host_needs_no_tls(rest: str) -> None:
     assert through(rest) == (rest, {})
 
 
@@ -77,6 +77,6 @@ def test_verification_cannot_be_switched_off(option: str) -> None:
         through(f"db/d?{option}")
 
 
-def test_two_words_that_contradict_each_other_are_refused() -> None:
+def test_contradicting_tls_options_are_refused() -> None:
     with pytest.raises(InvalidSetting, match="keep one"):
         through("db/d?ssl_mode=disabled&ssl_ca=/ca.pem")

@@ -10,9 +10,7 @@ from dagster_leasehold.lease_store.durable_files import make_folder, replace_fil
 from tests.synced import synced
 
 
-def test_every_folder_that_was_made_is_named_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_created_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "output").mkdir()
     with synced(monkeypatch) as paths:
         make_folder(tmp_path / "output" / "attempts" / "one")
@@ -23,7 +21,7 @@ def test_every_folder_that_was_made_is_named_on_the_disk(
         assert len(paths) == 3
 
 
-def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         make_folder(tmp_path)
     (tmp_path / "file").touch()
@@ -45,9 +43,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_durable_file_is_on_the_disk_before_its_name_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_synced_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "catalog"
     with synced(monkeypatch) as paths:
         replace_file(path, "lost where power fails")
@@ -58,7 +54,7 @@ def test_a_durable_file_is_on_the_disk_before_its_name_is(
     assert draft != path
 
 
-def test_a_private_file_is_nobody_elses_from_its_first_moment(tmp_path: Path) -> None:
+def test_a_private_file_is_private_from_its_creation(tmp_path: Path) -> None:
     path = tmp_path / "token"
     with replacing(path, mode=0o600):
         (draft,) = tmp_path.iterdir()
@@ -66,7 +62,7 @@ def test_a_private_file_is_nobody_elses_from_its_first_moment(tmp_path: Path) ->
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_two_may_replace_a_file_at_the_same_moment(tmp_path: Path) -> None:
+def test_two_processes_can_replace_a_file_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "report"
     with replacing(path) as first, replacing(path) as second:
         first.write(b"first")

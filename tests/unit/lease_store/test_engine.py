@@ -62,7 +62,7 @@ def test_a_secret_url_stays_secret() -> None:
     store.close()
 
 
-def test_the_file_of_a_store() -> None:
+def test_the_file_of_a_sqlite_store_is_known() -> None:
     assert sqlite_path(parse_url("sqlite:////a/b.db")) == Path("/a/b.db")
     assert sqlite_path(parse_url("sqlite:///file:/a/b.db?mode=ro&uri=true")) == Path("/a/b.db")
     assert sqlite_path(parse_url("mysql://u:p@h/d")) is None
@@ -105,7 +105,7 @@ class Session:
         ("transaction_isolation", "REPEATABLE-READ"),
     ],
 )
-def test_a_session_that_does_not_have_what_was_set_is_refused(name: str, value: object) -> None:
+def test_a_session_that_ignores_its_settings_is_refused(name: str, value: object) -> None:
     transactions._prepare_session(Session(), encrypted=False, in_use_s=5)
     with pytest.raises(StoreError, match=f"{name}|isolation"):
         transactions._prepare_session(Session(**{name: value}), encrypted=False, in_use_s=5)

@@ -29,11 +29,11 @@ PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources"
 CODE = "from dagster_leasehold.lease_store.failpoints import reach; reach('after_commit')"
 
 
-def test_numbers_have_no_hole() -> None:
+def test_failpoint_numbers_have_no_gap() -> None:
     assert [point.number for point in Failpoint] == list(range(1, len(Failpoint) + 1))
 
 
-def test_every_place_of_the_code_is_a_failpoint_and_the_other_way_round() -> None:
+def test_failpoints_match_their_places_in_the_code() -> None:
     """By name, or as the transaction that it lies in."""
     text = "".join(
         path.read_text("utf-8")
@@ -47,7 +47,7 @@ def test_every_place_of_the_code_is_a_failpoint_and_the_other_way_round() -> Non
         assert f'"{label.removeprefix("in_")}"' in text, label
 
 
-def test_every_failpoint_is_killed_somewhere() -> None:
+def test_every_failpoint_is_used_by_a_kill_test() -> None:
     """Each of them is one of the places at which a test kills a process."""
     played = [incident for waves in test_chaos.ROUNDS for wave in waves for incident in wave]
     killed = {

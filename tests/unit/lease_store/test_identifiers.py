@@ -29,7 +29,7 @@ GOOD = ["a", "A", "0", "a.b", "a-b", "a_b", "a..", "0-9_x.Y", "a" * 64, "CON", "
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_is_not_of_the_grammar_is_refused_in_one_line(text: str) -> None:
+def test_a_name_outside_the_grammar_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidIdentifier) as caught:
         ShardId(text)
     message = str(caught.value)
@@ -39,7 +39,7 @@ def test_what_is_not_of_the_grammar_is_refused_in_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_what_is_of_the_grammar_stays_what_it_was(text: str) -> None:
+def test_a_name_of_the_grammar_is_unchanged(text: str) -> None:
     name = ShardId(text)
     assert name == text
     assert isinstance(name, str)
@@ -62,7 +62,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         assert expected
 
 
-def test_each_kind_names_itself() -> None:
+def test_errors_name_the_kind_of_identifier() -> None:
     for kind, word in (
         (StreamName, "stream"),
         (GroupName, "consumer group"),

@@ -38,7 +38,7 @@ def verdict(store: MemoryStore, journal: list[JournalEntry]) -> list[Violation]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_other_words_in_every_reason_leave_the_verdict_as_it_was(seed: int) -> None:
+def test_rewording_every_reason_does_not_change_the_verdict(seed: int) -> None:
     store, chance = MemoryStore(), random.Random(seed)
     Player(store, KEY, seed).play(300)
     journal = store.journal(KEY)
@@ -52,7 +52,7 @@ def test_other_words_in_every_reason_leave_the_verdict_as_it_was(seed: int) -> N
             assert verdict(store, reworded) == before
 
 
-def test_the_histories_have_what_reasons_once_told() -> None:
+def test_the_histories_contain_facts_and_violations() -> None:
     """Whole histories are proven sound, half of their journals are not: both have to stay so."""
     kinds: set[str] = set()
     rules: set[str] = set()
@@ -90,7 +90,7 @@ def prints(parent: ast.AST) -> bool:
             return False
 
 
-def test_no_code_reads_a_reason_but_to_print_it() -> None:
+def test_code_only_prints_reasons() -> None:
     read = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for room in ROOMS
@@ -101,7 +101,7 @@ def test_no_code_reads_a_reason_but_to_print_it() -> None:
     assert read == []
 
 
-def test_a_reader_of_a_reason_is_seen() -> None:
+def test_the_check_finds_code_that_reads_a_reason() -> None:
     for code in (
         "re.search(pattern, entry.reason)",
         "entry.reason.startswith('x')",

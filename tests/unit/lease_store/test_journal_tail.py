@@ -32,7 +32,7 @@ class Scene:
         return [entry.reason for entry in self.tail.read(self.store, KEY)]
 
 
-def test_an_entry_that_appears_behind_a_newer_one_is_read_and_none_twice() -> None:
+def test_an_entry_that_appears_after_a_newer_one_is_read_once() -> None:
     scene = Scene()
     scene.write("before")
     assert scene.read() == [], "what was there before is not new"
@@ -48,7 +48,7 @@ def test_an_entry_that_appears_behind_a_newer_one_is_read_and_none_twice() -> No
     assert scene.read() == ["later"]
 
 
-def test_what_is_settled_is_not_read_again() -> None:
+def test_settled_entries_are_not_read_again() -> None:
     scene = Scene()
     scene.read()
     asked: list[int] = []

@@ -44,7 +44,7 @@ class Scene:
         return member.join(pulse, self.observations)
 
 
-def test_a_member_beats_under_its_own_incarnation_alone() -> None:
+def test_a_member_beats_only_under_its_own_incarnation() -> None:
     scene = Scene()
     member = scene.member("first")
     assert not member.beat(), "it has not joined"
@@ -59,7 +59,7 @@ def test_a_member_beats_under_its_own_incarnation_alone() -> None:
     assert scene.statements == Counter(beat=4, register=1, leave=1)
 
 
-def test_a_name_changes_hands_only_once_its_counter_stood_still_for_the_timeout() -> None:
+def test_a_name_is_taken_over_only_after_its_counter_was_unchanged_for_the_timeout() -> None:
     scene = Scene()
     first, second = scene.member("first"), scene.member("second")
     assert scene.join(first) == "joined"

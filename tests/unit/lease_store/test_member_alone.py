@@ -40,7 +40,7 @@ def row(store: MemoryStore) -> Node:
     return only
 
 
-def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: MemoryStore) -> None:
+def test_a_member_joins_once_and_beats_every_third_of_the_timeout(store: MemoryStore) -> None:
     clock = ManualClock()
     place = member(store, clock)
     assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
@@ -71,7 +71,7 @@ def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.Monk
     assert pulses == [(A,)]
 
 
-def test_before_there_is_a_group_it_waits() -> None:
+def test_a_member_waits_for_its_group() -> None:
     place = member(MemoryStore(), ManualClock())
     assert place.keep_alive(accepts_runs=True) == ""
     assert not place.joined
@@ -80,7 +80,7 @@ def test_before_there_is_a_group_it_waits() -> None:
         place.leave()
 
 
-def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
+def test_a_member_stores_whether_it_accepts_runs(store: MemoryStore) -> None:
     place = member(store, ManualClock())
     place.keep_alive(accepts_runs=True)
     assert place.keep_alive(accepts_runs=False) == "takes no runs for now in group orders/default"
@@ -89,7 +89,7 @@ def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
     assert row(store).accepts_runs
 
 
-def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: MemoryStore) -> None:
+def test_the_name_of_a_live_member_is_refused_in_one_sentence(store: MemoryStore) -> None:
     clock = ManualClock()
     first, second = member(store, clock), member(store, clock, "second")
     first.keep_alive(accepts_runs=True)
@@ -101,9 +101,7 @@ def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: Memory
     assert row(store).incarnation == "first"
 
 
-def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout(
-    store: MemoryStore,
-) -> None:
+def test_the_name_of_a_frozen_process_is_taken_over_after_the_timeout(store: MemoryStore) -> None:
     clock = ManualClock()
     member(store, clock).keep_alive(accepts_runs=True)
     second = member(store, clock, "second")
@@ -117,7 +115,7 @@ def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout
     assert row(store).incarnation == "second"
 
 
-def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
+def test_an_evicted_member_joins_again(store: MemoryStore) -> None:
     clock = ManualClock()
     place = member(store, clock)
     place.keep_alive(accepts_runs=True)
@@ -126,7 +124,7 @@ def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
     assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
 
 
-def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
+def test_leaving_frees_all_shards_at_once(store: MemoryStore) -> None:
     place = member(store, ManualClock())
     place.keep_alive(accepts_runs=True)
     (lease,) = store.snapshot(KEY).shards
@@ -140,7 +138,7 @@ def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
     assert isinstance(place.leave(), Stale)
 
 
-def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() -> None:
+def test_a_change_with_a_lost_reply_is_repeated_and_so_is_its_reverse() -> None:
     """The store may have taken the change: what the node last said of itself is not known."""
 
     class LosesAReply(MemoryStore):
@@ -165,7 +163,7 @@ def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() ->
     assert row(store).accepts_runs
 
 
-def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: MemoryStore) -> None:
+def test_a_change_that_the_store_lost_is_repeated_with_the_next_beat(store: MemoryStore) -> None:
     clock = ManualClock()
     place = member(store, clock)
     place.keep_alive(accepts_runs=True)

@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_a_store_that_is_away_is_asked_again_and_the_beating_goes_on():
+def test_beats_continue_after_an_outage_of_the_store():
     calls: list[float] = []
 
     def beat() -> None:
@@ -46,7 +46,7 @@ def test_a_store_that_is_away_is_asked_again_and_the_beating_goes_on():
     assert len(calls) == ended
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_beating():
+def test_an_unexpected_error_does_not_end_the_beats():
     calls: list[int] = []
 
     def beat() -> None:
@@ -75,7 +75,7 @@ def test_a_mistake_is_kept_for_the_client_until_a_beat_succeeds():
     beats.stop()
 
 
-def test_it_may_be_stopped_before_it_started_and_from_its_own_beat():
+def test_a_thread_can_be_stopped_before_its_start_and_from_its_own_beat():
     member(1.0).stop()
     stopped = threading.Event()
 

@@ -69,9 +69,7 @@ def test_trust_counts_from_before_the_beat_was_sent() -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), OutcomeUnknown("lost")])
-def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
-    error: Exception,
-) -> None:
+def test_an_unanswered_beat_is_repeated_soon_until_trust_ends(error: Exception) -> None:
     store, clock = ScriptedStore(), ManualClock(100.0)
     beating = heartbeat(store, clock)
     beating.attempt()
@@ -86,7 +84,7 @@ def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
     assert not beating.trusted, "trust that ran out must not come back: the work was told to stop"
 
 
-def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
+def test_a_refused_beat_ends_trust_permanently_with_a_reason() -> None:
     store, clock = ScriptedStore(), ManualClock(100.0)
     beating = heartbeat(store, clock)
     beating.attempt()
@@ -101,14 +99,14 @@ def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
     assert not beating.trusted
 
 
-def test_nothing_is_trusted_before_a_beat_was_confirmed() -> None:
+def test_a_member_is_not_trusted_before_its_first_confirmed_beat() -> None:
     assert not heartbeat(ScriptedStore(), ManualClock(100.0)).trusted
 
 
 wait_until = partial(wait_for, "the beats", timeout_s=10)
 
 
-def test_the_thread_beats_until_it_is_left() -> None:
+def test_the_thread_beats_until_its_block_ends() -> None:
     store = ScriptedStore()
     timing = Timing(timeout_s=5.0, beat_s=0.01)
     with Member(store, KEY, Node(NODE, 0, "first"), timing) as beating:
@@ -141,7 +139,7 @@ def test_the_thread_survives_an_unforeseen_error_and_sets_lost_on_eviction() -> 
         assert beating.lost.wait(5)
 
 
-def test_entering_tries_a_lost_first_beat_again() -> None:
+def test_entering_repeats_a_lost_first_beat() -> None:
     store = ScriptedStore()
     answers = iter([StoreUnavailable("gone"), None])
 

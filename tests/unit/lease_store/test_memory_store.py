@@ -18,7 +18,7 @@ class Untouchable:
         raise AssertionError(f"{name} of another shard's row was read")
 
 
-def test_no_verb_on_a_shard_reads_the_rows_of_another() -> None:
+def test_no_operation_on_a_shard_reads_rows_of_another() -> None:
     """Goal: years of a group can be played. Method: rows of another shard that nobody may read."""
     store = MemoryStore()
     world = World(store, GroupKey.parse("orders", "default"))

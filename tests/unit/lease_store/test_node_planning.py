@@ -77,7 +77,7 @@ class Place:
         return Counter(self.scene.owners().values())
 
 
-def test_nodes_share_the_shards_without_anybody_who_plans_for_all() -> None:
+def test_nodes_share_the_shards_without_a_central_planner() -> None:
     place = Place(A, B, C)
     place.run(3)
     assert place.held() == {A: 2, B: 2, C: 2}
@@ -105,7 +105,7 @@ def test_neighbours_that_die_together_are_evicted_one_after_the_other() -> None:
     assert place.held() == {A: 6}
 
 
-def test_a_node_that_is_alone_keeps_its_place() -> None:
+def test_a_lone_node_is_not_evicted() -> None:
     place = Place(A)
     place.run(100)
     assert place.held() == {A: 6}
@@ -120,7 +120,7 @@ def test_a_settled_group_costs_each_planner_one_row_a_second() -> None:
     assert place.store.rows == {"pulses": 3 * 30, "nodes": 3 * 30}
 
 
-def test_the_more_nodes_there_are_the_seldomer_each_looks() -> None:
+def test_nodes_of_a_larger_group_check_less_often() -> None:
     nodes = [NodeName(f"node-{number}") for number in range(3 * NODES_PER_SECOND)]
     place = Place(*nodes, shards=1)
     first = nodes[0]
@@ -144,7 +144,7 @@ def test_a_planner_works_for_a_tenth_of_the_time_at_most() -> None:
     assert 0 < worked_s <= (place.scene.now - began_s) / (1 + PAUSE) + place.store.look_s
 
 
-def test_a_store_that_is_away_is_asked_again_a_second_later_and_nobody_is_evicted() -> None:
+def test_an_unavailable_store_is_retried_after_a_second_and_no_node_is_evicted() -> None:
     """Method: each call takes six seconds before it fails."""
     place = Place(A, B)
     place.run(6)
@@ -181,14 +181,14 @@ def gain(place: Place) -> tuple[ShardId, ...]:
     return ()
 
 
-def test_a_node_that_gains_shards_gives_them_to_its_run(gaining: Place) -> None:
+def test_a_node_passes_gained_shards_to_its_run(gaining: Place) -> None:
     before = {ShardId(row) for row, node in gaining.scene.owners().items() if node == B}
     assert len(before) == 3
     assert set(gain(gaining)) == before
     assert gain(gaining) == (), "each of them is handed out once"
 
 
-def test_a_gained_shard_that_needs_a_run_of_its_own_is_left_to_the_launcher(gaining: Place) -> None:
+def test_a_gained_shard_that_needs_a_separate_run_is_left_to_the_launcher(gaining: Place) -> None:
     shard = next(row for row, node in gaining.scene.owners().items() if node == B)
     tenure = gaining.scene.open(shard, "run-1").tenure
     gaining.store.suspect(tenure, SUSPICION, abandon=False)
@@ -198,20 +198,20 @@ def test_a_gained_shard_that_needs_a_run_of_its_own_is_left_to_the_launcher(gain
     assert shard not in gained
 
 
-def test_a_run_that_searches_its_shard_for_a_record_takes_no_others(gaining: Place) -> None:
+def test_a_searching_run_opens_no_other_shard(gaining: Place) -> None:
     shard = next(row for row, node in gaining.scene.owners().items() if node == A)
     gaining.store.suspect(gaining.scene.open(shard, "run").tenure, SUSPICION, abandon=False)
     assert gain(gaining) == ()
     assert gaining.held() == {A: 6}, "the node has them all the same"
 
 
-def test_a_paused_group_gives_a_run_nothing(gaining: Place) -> None:
+def test_a_run_of_a_paused_group_gains_no_shard(gaining: Place) -> None:
     group = gaining.store.snapshot(KEY).group
     gaining.store.update_group(replace(group, paused=True), observer="test")
     assert gain(gaining) == ()
 
 
-def test_two_that_plan_for_one_node_claim_each_shard_once() -> None:
+def test_two_planners_of_one_node_claim_each_shard_once() -> None:
     place = Place(A)
     agent, run = place.planners[A], place.planner(A)
     agent.plan()

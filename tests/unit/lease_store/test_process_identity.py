@@ -52,14 +52,14 @@ def note_stat(folder: Path, pid: int, *, started: int, state: str = "S") -> None
     (folder / str(pid) / "stat").write_text(" ".join(fields))
 
 
-def test_this_process_is_alive_and_its_note_says_so_again() -> None:
+def test_the_note_of_this_process_identifies_it_as_alive() -> None:
     own = ProcessIdentity.of(OWN)
     assert own.existence() is Existence.ALIVE
     assert ProcessIdentity.parse(str(own)) == own
     assert own.same_place
 
 
-def test_an_ended_process_is_gone_before_anybody_asks_for_its_exit_code(
+def test_a_process_counts_as_ended_before_its_exit_code_is_collected(
     child: subprocess.Popen[bytes],
 ) -> None:
     identity = ProcessIdentity.of(child.pid)
@@ -73,7 +73,7 @@ def test_an_ended_process_is_gone_before_anybody_asks_for_its_exit_code(
         ProcessIdentity.of(child.pid)
 
 
-def test_a_number_that_was_used_again_is_another_process(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_another_process(tmp_path: Path) -> None:
     proc = table(tmp_path)
     identity = ProcessIdentity.of(OWN, proc)
     assert identity.started == 700
@@ -82,14 +82,14 @@ def test_a_number_that_was_used_again_is_another_process(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
-def test_a_zombie_of_the_table_is_gone(tmp_path: Path, state: str) -> None:
+def test_a_zombie_counts_as_ended(tmp_path: Path, state: str) -> None:
     proc = table(tmp_path)
     identity = ProcessIdentity.of(OWN, proc)
     note_stat(proc, OWN, started=700, state=state)
     assert identity.existence(proc) is Existence.GONE
 
 
-def test_nothing_is_known_about_processes_of_another_boot_or_namespace(tmp_path: Path) -> None:
+def test_processes_of_another_boot_or_namespace_are_unknown(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in "abc")
     identity = ProcessIdentity.of(OWN, table(first))
     assert identity.existence(table(second, boot="boot-2")) is Existence.UNKNOWN
@@ -108,7 +108,7 @@ def test_the_table_of_another_namespace_is_not_read(tmp_path: Path) -> None:
     assert not identity.same_place
 
 
-def test_a_process_that_the_system_hides_is_not_called_gone(
+def test_a_hidden_process_does_not_count_as_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc = table(tmp_path)
@@ -122,7 +122,7 @@ def test_a_process_that_the_system_hides_is_not_called_gone(
     assert identity.existence(proc) is Existence.UNKNOWN
 
 
-def test_without_a_table_the_host_name_and_psutil_have_to_do(
+def test_without_a_process_table_the_host_name_and_psutil_identify_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
     nowhere = tmp_path / "none"
@@ -146,11 +146,11 @@ def test_without_a_table_the_host_name_and_psutil_have_to_do(
     "note",
     ["", "x", "a|b|c", "|", "a|1", "a|1|1.5", "a|-1|1", "a|²|1", f"a|1|{'9' * 30}", "a|1|1|1"],
 )
-def test_what_is_no_note_is_none(note: str) -> None:
+def test_an_invalid_note_identifies_no_process(note: str) -> None:
     assert ProcessIdentity.parse(note) is None
 
 
-def test_a_step_of_the_wall_clock_makes_no_other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_wall_clock_is_not_another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     boot = current_boot()
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     assert current_boot() == boot

@@ -26,7 +26,7 @@ def test_one_node_claims_everything_in_its_first_tick() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 100, 1000])
-def test_an_idle_tick_is_three_statements_whatever_the_number_of_shards(shards: int) -> None:
+def test_an_idle_tick_costs_three_statements_for_any_number_of_shards(shards: int) -> None:
     scene = Scene(shards=shards)
     rebalancer = scene.rebalancer("a")
     scene.tick(rebalancer, times=2)
@@ -38,7 +38,7 @@ def test_an_idle_tick_is_three_statements_whatever_the_number_of_shards(shards: 
     assert report.explanation.startswith("nothing to change at generation")
 
 
-def test_a_generation_that_a_failover_has_reached_twice_is_found_out() -> None:
+def test_a_generation_that_a_failover_repeated_is_detected() -> None:
     scene = Scene(shards=1)
     rebalancer = scene.rebalancer("a")
     scene.tick(rebalancer, times=2)
@@ -110,7 +110,7 @@ def test_a_silent_node_is_evicted_after_the_timeout_and_not_before() -> None:
     assert counter > last_seen, "a counter never goes back, or an old sight could match again"
 
 
-def test_the_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wall_clock_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> float:
         raise AssertionError("the time of day must decide nothing")
 
@@ -138,7 +138,7 @@ def test_a_successor_continues_the_incarnation_and_the_observations() -> None:
     assert "evicted a" in report.explanation
 
 
-def test_after_a_reboot_what_a_dead_run_had_open_is_freed_after_the_timeout() -> None:
+def test_shards_of_a_run_that_died_in_a_reboot_are_freed_after_the_timeout() -> None:
     """The sensor beats on; had it kept the incarnation, nobody would ever miss the run."""
     scene = Scene()
     before = scene.rebalancer("a", place="boot-1")
@@ -193,7 +193,7 @@ def test_one_deployment_can_serve_several_nodes() -> None:
     assert report.statements == {"pulse": 1, "beat": 2, "progress": 1}
 
 
-def test_a_deployment_carries_out_only_what_its_nodes_gain() -> None:
+def test_a_deployment_carries_out_only_moves_to_its_nodes() -> None:
     scene = Scene()
     for name in "ab":
         scene.store.register(KEY, Node(NodeName(name), 0, f"{name}.0"), observer="test")
@@ -214,7 +214,7 @@ def test_an_agent_that_stops_is_evicted_even_by_the_deployment_that_serves_it() 
     assert "beat" not in scene.store.statements
 
 
-def test_a_node_that_takes_no_runs_gives_its_shards_away_and_gets_them_back() -> None:
+def test_a_node_that_stops_accepting_runs_loses_its_shards_and_gets_them_back_later() -> None:
     scene = Scene()
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a, b, times=2)
@@ -227,7 +227,7 @@ def test_a_node_that_takes_no_runs_gives_its_shards_away_and_gets_them_back() ->
     assert scene.counts() == [4, 4]
 
 
-def test_leaving_frees_everything_at_once() -> None:
+def test_leaving_frees_all_shards_at_once() -> None:
     scene = Scene()
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a, b, times=2)
@@ -253,7 +253,7 @@ def test_children_wait_until_their_parents_are_over() -> None:
     assert verify(scene.store, KEY) == []
 
 
-def test_a_paused_group_claims_nothing_and_goes_on_afterwards() -> None:
+def test_a_paused_group_claims_nothing_and_continues_when_resumed() -> None:
     scene = Scene(paused=True)
     rebalancer = scene.rebalancer("a")
     (report,) = scene.tick(rebalancer)
@@ -278,7 +278,7 @@ def test_a_modulo_member_that_contradicts_is_refused_and_does_not_join() -> None
     assert scene.owners() == {str(i): "ab"[i % 2] for i in range(8)}
 
 
-def test_a_name_that_was_left_is_simply_taken() -> None:
+def test_the_name_of_a_node_that_left_is_taken_at_once() -> None:
     scene = Scene(shards=1)
     first, second = scene.rebalancer("a"), scene.rebalancer("a")
     scene.tick(first)
@@ -354,7 +354,7 @@ def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
     assert scene.owners() == {"0": "a", "1": None, "2": "a", "3": None}
 
 
-def test_a_member_that_has_to_leave_does_not_wait_for_ever_for_runs_that_died() -> None:
+def test_a_member_that_has_to_leave_does_not_wait_for_dead_runs() -> None:
     """No run is launched for it that would take their place, and nobody else may be there.
 
     A run that lives beats for the node; once the counter has not moved for T, none does.

@@ -31,7 +31,7 @@ def break_verb(monkeypatch: pytest.MonkeyPatch, verb: str, *named: str, **given:
 
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("The row is locked: try later.")])
-def test_one_node_that_cannot_beat_stops_no_others_beat(
+def test_a_failed_beat_of_one_node_does_not_stop_others(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     scene = Scene()
@@ -50,16 +50,14 @@ def test_one_node_that_cannot_beat_stops_no_others_beat(
     assert last[NodeName("a")] > before[NodeName("a")], "a beat is tried again at once"
 
 
-def test_one_node_that_cannot_join_stops_no_others_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_join_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     break_verb(monkeypatch, "register", "a")
     (report,) = scene.tick(scene.rebalancer("a", "b"))
     assert report.owned == {"a": (), "b": tuple("01234567")}
 
 
-def test_one_dead_node_that_cannot_be_evicted_keeps_no_other_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_eviction_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     watcher = scene.rebalancer("c")
     scene.tick(scene.rebalancer("a"), scene.rebalancer("b"), watcher, times=3)
@@ -72,9 +70,7 @@ def test_one_dead_node_that_cannot_be_evicted_keeps_no_other_alive(
     assert "evicting node a" in report.explanation
 
 
-def test_one_shard_that_cannot_be_claimed_stops_no_others_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_claim_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     with monkeypatch.context() as patched:
         break_verb(patched, "claim", "3")
@@ -86,9 +82,7 @@ def test_one_shard_that_cannot_be_claimed_stops_no_others_claim(
     assert set(scene.owners().values()) == {"a"}
 
 
-def test_one_shard_that_cannot_be_moved_stops_no_others_move(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_move_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(shards=10)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a, times=2)
@@ -101,7 +95,7 @@ def test_one_shard_that_cannot_be_moved_stops_no_others_move(
     assert all(report.owned for report in reports)
 
 
-def test_a_write_of_unknown_outcome_is_read_again_before_anything_else(
+def test_after_a_write_of_unknown_outcome_the_group_is_read_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene()
@@ -111,9 +105,7 @@ def test_a_write_of_unknown_outcome_is_read_again_before_anything_else(
     assert "the outcome of a write is unknown" in report.explanation
 
 
-def test_a_shard_that_is_stuck_for_years_costs_a_bounded_number_of_tries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shard_that_is_stuck_for_years_costs_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     tries: list[int] = []
     works = MemoryStore.claim

@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.scene import KEY, TICK_S, Scene
 
 
-def test_a_tenure_is_handed_over_at_the_holders_boundary() -> None:
+def test_a_shard_is_transferred_at_the_batch_boundary_of_its_holder() -> None:
     scene = Scene(shards=2)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)
@@ -39,7 +39,7 @@ def test_a_tenure_is_handed_over_at_the_holders_boundary() -> None:
 @pytest.mark.parametrize(
     ("eta_s", "limit_s", "deadline_s"), [(None, 30.0, 30.0), (12.0, 30.0, 12.0), (99.0, 30.0, 30.0)]
 )
-def test_past_its_deadline_a_hand_over_happens_without_the_holder(
+def test_after_its_deadline_a_transfer_completes_without_the_holder(
     eta_s: float | None, limit_s: float, deadline_s: float
 ) -> None:
     scene = Scene(shards=2, handoff_limit_s=limit_s)
@@ -60,7 +60,7 @@ def test_past_its_deadline_a_hand_over_happens_without_the_holder(
     assert verify(scene.store, KEY) == []
 
 
-def test_the_wait_for_a_hand_over_survives_a_restart() -> None:
+def test_the_wait_for_a_transfer_survives_a_restart() -> None:
     scene = Scene(shards=2, handoff_limit_s=30.0)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)
@@ -120,7 +120,7 @@ def test_an_unknown_outcome_is_read_again_not_repeated() -> None:
     assert all(lease.lease_id == 1 for lease in report.snapshot.shards)
 
 
-def test_after_a_failed_tick_nothing_is_taken_for_read() -> None:
+def test_after_a_failed_tick_the_whole_group_is_read_again() -> None:
     store = FaultyStore()
     scene = Scene(store=store)
     rebalancer = scene.rebalancer("a")
@@ -139,7 +139,7 @@ def test_a_corrupt_memory_starts_from_nothing() -> None:
     assert len(report.owned["a"]) == 8
 
 
-def test_a_late_claim_is_said_and_costs_nothing() -> None:
+def test_a_late_claim_is_reported_and_harmless() -> None:
     scene = Scene(shards=2)
     scene.store.register(KEY, Node(NodeName("b"), 0, "b.0"), observer="test")
     original = scene.store.claim
@@ -196,7 +196,7 @@ def test_stale_outcomes_are_planned_again() -> None:
     assert report.rounds == 2
 
 
-def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
+def test_moves_beyond_the_time_of_a_tick_are_left_to_the_next_one() -> None:
     """A node that gains hundreds of shards from a slow store keeps beating meanwhile."""
     scene = Scene(shards=5 * 2 * TRANSFERS_PER_STEP)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
@@ -216,7 +216,7 @@ def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
     assert not [entry for entry in scene.store.journal(KEY) if entry.kind == "evict"]
 
 
-def test_long_lists_are_cut_in_what_a_tick_says() -> None:
+def test_long_lists_are_shortened_in_the_message_of_a_tick() -> None:
     scene = Scene(shards=13)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     (report,) = scene.tick(a)
@@ -238,7 +238,7 @@ def test_long_lists_are_cut_in_what_a_tick_says() -> None:
     assert report.decisions[-1] == "and 2 further moves alike"
 
 
-def test_every_hand_over_that_is_due_is_completed_in_one_tick() -> None:
+def test_all_due_transfers_complete_in_one_tick() -> None:
     scene = Scene(shards=4, handoff_limit_s=10.0)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)
@@ -251,7 +251,7 @@ def test_every_hand_over_that_is_due_is_completed_in_one_tick() -> None:
     assert sum("did not release it" in decision for decision in report.decisions) == 2
 
 
-def test_hand_overs_of_another_deployment_are_left_to_it() -> None:
+def test_transfers_to_another_deployment_are_left_to_it() -> None:
     scene = Scene(shards=2, handoff_limit_s=10.0)
     a, b, c = (scene.rebalancer(name) for name in "abc")
     scene.tick(a, c)
@@ -283,7 +283,7 @@ def test_one_claim_that_came_too_late_among_others_is_counted() -> None:
     assert "1 claims of a came too late" in report.explanation
 
 
-def test_leaving_goes_on_after_a_failure_and_reports_it() -> None:
+def test_leaving_continues_after_a_failure_and_reports_it() -> None:
     scene = Scene()
     both = scene.rebalancer("a", "b")
     scene.tick(both)

@@ -64,7 +64,7 @@ def test_every_revision_since_the_oldest_one_only_adds() -> None:
             assert changes(script.read_text("utf-8")) <= ADDING, script.name
 
 
-def test_a_revision_that_drops_something_is_noticed() -> None:
+def test_the_check_finds_a_revision_that_drops_a_column() -> None:
     assert changes("def upgrade(): op.drop_column('t', 'c')") == {"drop_column"}
 
 

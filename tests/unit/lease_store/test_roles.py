@@ -57,7 +57,7 @@ def is_empty(verb: FunctionType) -> bool:
     )
 
 
-def test_every_verb_belongs_to_exactly_one_role() -> None:
+def test_every_operation_belongs_to_exactly_one_role() -> None:
     count = Counter(verb for role in ROLES for verb in verbs(role))
     assert [verb for verb, roles in count.items() if roles > 1] == []
     assert all_verbs(LeaseStore) == set(count) | OF_THE_WHOLE_STORE
@@ -65,13 +65,13 @@ def test_every_verb_belongs_to_exactly_one_role() -> None:
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SqlStore])
-def test_a_store_carries_out_every_verb_of_every_role(store: type) -> None:
+def test_a_store_implements_every_operation_of_every_role(store: type) -> None:
     """Goal: no verb falls through to a role's own empty body, which would return None."""
     left_out = [verb for verb in all_verbs(LeaseStore) if is_empty(getattr(store, verb))]
     assert left_out == []
 
 
-def test_an_empty_body_would_be_noticed() -> None:
+def test_the_check_finds_an_empty_operation() -> None:
     def nothing() -> None: ...
 
     assert is_empty(nothing)
@@ -79,7 +79,7 @@ def test_an_empty_body_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SqlStore])
-def test_a_store_has_no_verb_that_no_role_names(store: type) -> None:
+def test_a_store_has_no_operation_without_a_role(store: type) -> None:
     """Goal: whoever is given a store can do only what a role says."""
     own = {"backup", "restore", "schema_revision", "upgrade"}
     assert all_verbs(store) - all_verbs(LeaseStore) - own == set()

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_holder_stops_before_it_may_be_evicted() -> None:
+def test_a_holder_stops_before_it_can_be_evicted() -> None:
     timing = Timing()
     assert (timing.timeout_s, timing.trust_s) == (20.0, 15.0)
     assert timing.beat_s * 3 == pytest.approx(timing.timeout_s)
@@ -38,7 +38,7 @@ def test_a_third_of_any_timeout_is_allowed() -> None:
         assert Timing(timeout_s, timeout_s / 3).trust_s < timeout_s
 
 
-def test_a_node_is_a_member_while_somebody_answers_to_its_name() -> None:
+def test_a_node_is_a_member_while_it_has_an_incarnation() -> None:
     assert Node(NodeName("a"), 1, "incarnation").member
     assert not Node(NodeName("a"), 1, "").member
 

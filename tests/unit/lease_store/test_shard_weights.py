@@ -33,17 +33,17 @@ def row(shard: ShardId, records: int, first_s: float, last_s: float, batches: in
     return Throughput(shard, batches, records, *at)
 
 
-def test_the_rate_is_what_came_after_the_oldest_batch() -> None:
+def test_a_rate_counts_the_records_after_the_oldest_batch() -> None:
     """Five batches of 100 records, ten seconds apart: 400 records came in 40 seconds."""
     assert learned_weights([row(X, 500, 0, 40, 5)]) == {X: 10}
 
 
-def test_a_silent_shard_gets_lighter_while_others_go_on() -> None:
+def test_the_weight_of_a_silent_shard_decreases_while_others_commit() -> None:
     silent, busy = row(X, 500, 0, 40, 5), row(Y, 5_000, 0, 400, 5)
     assert learned_weights([silent, busy]) == {X: 1, Y: 10}
 
 
-def test_one_batch_is_no_rate() -> None:
+def test_one_batch_gives_no_rate() -> None:
     assert learned_weights([row(X, 500, 0, 0, 1)]) == {}
     assert learned_weights([]) == {}
 
@@ -53,12 +53,12 @@ def test_no_shard_is_lighter_than_a_64th_of_the_heaviest() -> None:
     assert learned_weights(rows) == {X: 64, Y: 4_096}
 
 
-def test_batches_of_one_moment_do_not_make_a_rate_without_bounds() -> None:
+def test_the_rate_of_simultaneous_batches_is_bounded() -> None:
     assert learned_weights([row(X, 100, 0, 0, 2)]) == {X: 48}
 
 
 @given(st.floats(1e-3, 1e9))
-def test_a_weight_is_within_an_eighth_and_stands_still(rate: float) -> None:
+def test_a_weight_is_exact_to_an_eighth_and_stable(rate: float) -> None:
     assert abs(quantised(rate) - rate) <= rate / 8
     assert quantised(quantised(rate)) == quantised(rate)
 
@@ -70,7 +70,7 @@ def test_sums_of_weights_do_not_depend_on_their_order(weights: list[float], rand
     assert sum(weights) == total
 
 
-def test_a_planning_snapshot_has_weights_only_where_the_group_is_weighted() -> None:
+def test_a_planning_snapshot_has_weights_only_in_a_weighted_group() -> None:
     now = [NOON]
     store = MemoryStore(lambda: now[0])
     key = GroupKey.parse("group", "stream")

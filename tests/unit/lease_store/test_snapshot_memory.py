@@ -51,7 +51,7 @@ class Reading:
         self.store.begin_transfer(KEY, transfers, observer="test")
 
 
-def test_of_a_group_that_has_changed_only_what_changed_is_read() -> None:
+def test_only_changed_rows_of_a_group_are_read() -> None:
     reading = Reading()
     reading.store.register(KEY, Node(B, 0, "b.1"), observer="test")
     reading.transfer(ONE)
@@ -64,7 +64,7 @@ def test_of_a_group_that_has_changed_only_what_changed_is_read() -> None:
     assert reading.sent == [1]
 
 
-def test_a_tenure_is_no_change_of_the_group() -> None:
+def test_a_tenure_does_not_change_the_generation() -> None:
     reading = Reading()
     assert isinstance(reading.store.open_tenure(KEY, ZERO, A, "run"), Opened)
     reading.store.register(KEY, Node(B, 0, "b.1"), observer="test")
@@ -72,7 +72,7 @@ def test_a_tenure_is_no_change_of_the_group() -> None:
     assert reading.sent == [0]
 
 
-def test_a_generation_that_has_fallen_is_a_group_that_lost_commits() -> None:
+def test_a_lower_generation_makes_the_planner_read_the_whole_group() -> None:
     reading = Reading()
     backup = reading.store.backup()
     reading.store.register(KEY, Node(B, 0, "b.1"), observer="test")
@@ -92,7 +92,7 @@ def _changed_unseen(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_move_that_comes_too_late_for_no_visible_reason_has_all_read(late: bool) -> None:
+def test_an_unexplained_late_move_makes_the_planner_read_the_whole_group(late: bool) -> None:
     reading = Reading(rereads=False)
     _changed_unseen(reading)
     if late:
@@ -102,7 +102,7 @@ def test_a_move_that_comes_too_late_for_no_visible_reason_has_all_read(late: boo
     assert any(row.state is ShardState.OVER for row in snapshot.shards) == late
 
 
-def test_a_move_that_came_too_late_for_another_change_has_that_read() -> None:
+def test_a_late_move_makes_the_planner_read_the_change() -> None:
     reading = Reading()
     reading.store.register(KEY, Node(B, 0, "b.1"), observer="test")
     reading.transfer(ONE)
@@ -112,7 +112,7 @@ def test_a_move_that_came_too_late_for_another_change_has_that_read() -> None:
 
 
 @pytest.mark.parametrize("rereads", [True, False])
-def test_all_is_read_again_now_and_then_by_one_process_of_a_deployment(rereads: bool) -> None:
+def test_one_process_of_a_deployment_reads_the_whole_group_regularly(rereads: bool) -> None:
     reading = Reading(rereads=rereads)
     _changed_unseen(reading)
     for _ in range(3):

@@ -21,7 +21,9 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
-def test_no_clock_but_the_databases_own_utc_and_no_session_locks(path: Path) -> None:
+def test_statements_use_no_other_clock_than_the_utc_of_the_database_and_no_session_locks(
+    path: Path,
+) -> None:
     """`NOW()` follows the session's zone, `GET_LOCK` has no fencing number."""
     calls = re.findall(
         r"\b(?:NOW|CURRENT_TIMESTAMP|SYSDATE|GET_LOCK|RELEASE_LOCK)\s*\(?", path.read_text()
@@ -69,7 +71,7 @@ def discarded(tree: ast.AST, *writes: str) -> set[str]:
     }
 
 
-def test_row_counts_of_conditional_writes_are_looked_at() -> None:
+def test_row_counts_of_conditional_writes_are_checked() -> None:
     """An UPDATE whose row count nobody reads is a condition that nobody checks."""
     unread = set[str]()
     for path in SQL_MODULES:
@@ -84,7 +86,7 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
     }  # fmt: skip
 
 
-def test_the_check_of_row_counts_would_notice() -> None:
+def test_the_check_finds_an_ignored_row_count() -> None:
     program = "def announce(): self._tx.connection.execute(sa.update(shard_lease))"
     assert discarded(ast.parse(program), "execute") == {"announce"}
     program = "def announce(): return self._tx.connection.execute(sa.update(t)).rowcount"

@@ -98,7 +98,7 @@ def test_every_row_of_every_table_arrives_as_it_was(source: str, target: str) ->
     assert reports[-1] == (rows, rows)
 
 
-def test_the_copy_goes_on_where_the_original_stopped(source: str, target: str) -> None:
+def test_consumption_continues_in_the_copy(source: str, target: str) -> None:
     copy_store(source, target)
     world = World(open_store(target), KEY)
     last = world.journal()[-1].sequence
@@ -111,7 +111,7 @@ def test_the_copy_goes_on_where_the_original_stopped(source: str, target: str) -
     assert open_store(source).batches(KEY, X)[-1].end == "10"
 
 
-def test_rows_come_in_portions(source: str, target: str) -> None:
+def test_rows_are_copied_in_portions(source: str, target: str) -> None:
     world = World(open_store(source), OTHER)
     world.group(paused=True)
     world.add(*(ShardListing(type(X)(f"s{number}")) for number in range(PORTION_ROWS + 1)))
@@ -150,13 +150,13 @@ def test_the_target_must_have_the_schema(source: str, target: str, tmp_path: Pat
     refused(target, source, SchemaTooNew)
 
 
-def test_a_store_without_groups_is_no_source(target: str, tmp_path: Path) -> None:
+def test_a_store_without_groups_is_not_copied(target: str, tmp_path: Path) -> None:
     empty = f"sqlite:///{shutil.copy(tmp_path / 'new/leases.db', tmp_path / 'empty.db')}"
     assert "nothing to copy" in refused(empty, target)
     refused("postgresql://host/leases", target, InvalidSetting)
 
 
-def test_a_group_that_may_go_on_is_not_copied(source: str, target: str) -> None:
+def test_a_group_that_is_not_drained_is_not_copied(source: str, target: str) -> None:
     """Each of several groups counts, and a paused one may still have an open shard."""
     world = World(open_store(source), OTHER)
     world.group()
@@ -192,7 +192,7 @@ def meanwhile(change: Callable[[], None]) -> Any:
     return patch.object(store_copy, "_copied", then)
 
 
-def test_what_changes_while_it_is_copied_undoes_the_copy(source: str, target: str) -> None:
+def test_a_change_during_the_copy_undoes_it(source: str, target: str) -> None:
     store = open_store(source)
 
     def force() -> None:
@@ -211,7 +211,7 @@ def test_what_changes_while_it_is_copied_undoes_the_copy(source: str, target: st
     assert not any(content(target).values())
 
 
-def test_a_target_that_loses_rows_is_noticed(source: str, target: str) -> None:
+def test_a_copy_with_missing_rows_is_refused(source: str, target: str) -> None:
     execute(
         target,
         "CREATE TRIGGER lossy BEFORE INSERT ON gap WHEN NEW.acknowledged BEGIN "

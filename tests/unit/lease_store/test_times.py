@@ -37,7 +37,7 @@ def test_a_time_is_a_moment_in_utc(text: str, expected: datetime | None) -> None
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_what_is_stored_is_read_back(moment: datetime) -> None:
+def test_stored_times_are_read_back(moment: datetime) -> None:
     assert parse_time(moment.isoformat()) == moment
     assert stored_time(time_text(moment)) == moment
     assert stored_time(time_text(moment)).tzinfo is UTC

@@ -21,7 +21,7 @@ KEY = GroupKey.parse("default", "demo")
         (KeyboardInterrupt("canary"), "KeyboardInterrupt"),
     ],
 )
-def test_what_is_raised_is_one_sentence_without_secrets(
+def test_errors_on_spans_are_one_sentence_without_secrets(
     error: BaseException, sentence: str
 ) -> None:
     with recorded_spans() as spans:

@@ -104,7 +104,7 @@ def test_the_whole_transaction_is_repeated(bench: Bench, number: int) -> None:
         (1406, StoreError),
     ],
 )
-def test_what_repeating_does_not_help_is_raised_at_once(
+def test_an_error_that_no_retry_can_cure_is_raised_at_once(
     bench: Bench, number: int, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected, match="here") as caught:
@@ -137,7 +137,7 @@ def test_a_contended_transaction_is_given_up_in_time(bench: Bench) -> None:
     assert bench.now < 5
 
 
-def test_a_lost_race_inside_a_verb_looks_again(bench: Bench) -> None:
+def test_an_operation_that_lost_a_race_reads_again(bench: Bench) -> None:
     assert bench.write(failing(Raced(), Raced())) == 7
     assert bench.rows() == [1]
 
@@ -222,7 +222,7 @@ def test_without_a_mark_the_work_is_harmless_to_repeat(
     assert bench.rows() == [1, 1]
 
 
-def test_the_mark_of_the_lost_transaction_is_looked_for(
+def test_the_mark_of_the_lost_transaction_is_searched(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(bench, monkeypatch, True)
@@ -241,7 +241,7 @@ def test_the_mark_of_the_lost_transaction_is_looked_for(
     assert looked == ids
 
 
-def test_an_unsettled_write_is_told_apart_from_an_undone_one(
+def test_an_unsettled_write_is_distinguished_from_an_undone_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(bench, monkeypatch, True)
@@ -275,7 +275,9 @@ def lost() -> DBAPIError:
     return of_mysql(2013, "Lost connection to MySQL server during query")
 
 
-def test_a_transaction_that_stood_still_is_told_from_a_server_that_is_down(bench: Bench) -> None:
+def test_a_transaction_that_was_ended_for_its_silence_is_distinguished_from_a_dead_server(
+    bench: Bench,
+) -> None:
     """The server ends it, and whoever reads the sentence has nothing to look for there."""
 
     def held_up(tx: Transaction) -> None:
@@ -290,7 +292,7 @@ def test_a_transaction_that_stood_still_is_told_from_a_server_that_is_down(bench
     assert bench.rows() == []
 
 
-def test_a_statement_that_takes_too_long_is_told_from_a_server_that_is_down(bench: Bench) -> None:
+def test_a_statement_timeout_is_distinguished_from_a_dead_server(bench: Bench) -> None:
     def slow(*_: object) -> None:
         bench.now += READ_TIMEOUT_S
         raise of_mysql(2013)
@@ -301,7 +303,7 @@ def test_a_statement_that_takes_too_long_is_told_from_a_server_that_is_down(benc
     assert "running" not in str(caught.value)
 
 
-def test_what_holds_no_lease_may_take_its_time(bench: Bench) -> None:
+def test_work_without_a_lease_uses_a_patient_engine(bench: Bench) -> None:
     with bench.transactions.patient_engine() as same:
         assert same is bench.engine
     patient = open_engine(bench.engine.url)

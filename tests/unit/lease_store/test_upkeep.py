@@ -34,7 +34,7 @@ def test_a_report_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"at": "x", "unknown": 1}'])
-def test_what_cannot_be_read_is_no_report(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_report_is_ignored(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "report.json"
     if content is not None:
         path.write_text(content)

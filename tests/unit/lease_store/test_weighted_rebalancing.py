@@ -66,7 +66,7 @@ class Scene:
             self.store.close_tenure(opened.tenure, reason="caught up")
 
 
-def test_a_shard_that_gets_busy_ends_with_a_node_of_its_own() -> None:
+def test_a_busy_shard_ends_alone_on_a_node() -> None:
     scene = Scene()
     for _ in range(3):
         scene.tick()

@@ -168,9 +168,7 @@ def test_ticks_of_a_schedule(scene: Scene) -> None:
     assert scene.look(hour) == {"on_cron": {WHOLE}}, "it does not wait for shard 1"
 
 
-def test_news_while_a_run_works_is_asked_for_again_by_the_recommended_condition(
-    scene: Scene,
-) -> None:
+def test_the_recommended_condition_requests_a_run_for_updates_during_a_run(scene: Scene) -> None:
     scene.add("tolerant", "orders", TOLERANT, whole=True)
     scene.add("news", "orders", news(), whole=True)
     scene.look()

@@ -64,7 +64,7 @@ def test_a_stream_becomes_an_asset_its_jobs_two_sensors_and_a_stopped_schedule(l
     assert repository.get_top_level_resources().keys() == resources
 
 
-def test_an_asset_of_the_user_may_be_called_as_the_table(leasehold):
+def test_an_asset_of_the_user_can_have_the_name_of_the_table(leasehold):
     stream, _ = scripted_stream(name="orders.eu")
     theirs = dg.Definitions(assets=[dg.asset(name="orders_eu_table")(lambda: None)])
     merged = dg.Definitions.merge(build_definitions([stream], leasehold), theirs)
@@ -156,7 +156,7 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(leasehold
     assert done.output_for_node("count") == "theirs"
 
 
-def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(leasehold):
+def test_a_function_can_change_specs_of_assets_except_keys(leasehold):
     """Goal: whatever an asset may have in Dagster, a stream's assets may have."""
     condition = dg.AutomationCondition.eager()
 
@@ -193,7 +193,7 @@ def ticked(definitions: dg.Definitions, name: str) -> set[str]:
     return {line.partition(":")[0] for line in (data.skip_message or "").splitlines()}
 
 
-def test_two_sensors_do_the_steps_of_all_streams(leasehold):
+def test_two_sensors_carry_out_the_steps_of_all_streams(leasehold):
     first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
     second = replace(second, retention=Retention(compact=False), on_commit=lambda batch: None)
     definitions = build_definitions([first, second], leasehold)

@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
         yield home
 
 
-def test_every_command_that_ends_takes_json() -> None:
+def test_every_command_that_ends_accepts_json() -> None:
     without = {
         path
         for path, command in commands(root())
@@ -65,7 +65,7 @@ CHANGES = (
 )
 
 
-def test_what_a_change_did_is_one_json_document(
+def test_the_result_of_a_change_is_one_json_document(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Method: all commands that change something, in one history."""
@@ -97,7 +97,7 @@ LONG = "a-very-long-name-of-something-" * 4
 WIDE = GroupKey.parse(LONG[:60], "demo")
 
 
-def test_tables_fit_a_hundred_columns_whatever_the_names(
+def test_tables_fit_a_hundred_columns_for_any_names(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Method: nodes, shards, cursors, runs and reasons as long as they may be."""
@@ -224,7 +224,7 @@ def test_other_shells_have_a_script(home: ConsumedHome, shell: str) -> None:
     assert f"complete_{shell}" in done.stdout
 
 
-def test_wrong_settings_complete_nothing_and_say_nothing(
+def test_wrong_settings_complete_nothing_and_print_nothing(
     home: ConsumedHome, tmp_path: Path
 ) -> None:
     (tmp_path / "leasehold.toml").write_text("nodes = [")

@@ -20,7 +20,7 @@ def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["", "status", "group", "group create"])
-def test_h_prints_the_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_the_option_h_prints_the_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     words = command.split()
     help_ = shown_by(capsys, *words, "-h")
     assert help_ == shown_by(capsys, *words, "--help")
@@ -28,7 +28,7 @@ def test_h_prints_the_help(capsys: pytest.CaptureFixture[str], command: str) -> 
     assert "-h, --help" in help_
 
 
-def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_also_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown_by(capsys, "--version") == f"leasehold {version('dagster-leasehold')}\n"
     assert shown_by(capsys, "--version", "status") == shown_by(capsys, "--version")
 

@@ -190,7 +190,7 @@ def test_load_reads_a_pipe_once(run, tmp_path: Path) -> None:
     feeder.join(timeout=10)
 
 
-def test_load_makes_the_log_and_appends_lines_as_they_are(run, home: Path, tmp_path: Path) -> None:
+def test_load_creates_the_log_and_appends_lines_unchanged(run, home: Path, tmp_path: Path) -> None:
     (tmp_path / "in.log").write_bytes(b"a\r\n\nb\xff\nlast")
     outcome = run("load", "demo", "in.log", "--shards", 2)
     assert outcome.code == 0, outcome.err
@@ -226,7 +226,7 @@ def test_status_shows_owner_checkpoint_and_lag(
     assert max(len(line) for line in table.splitlines()) <= 100
 
 
-def test_status_shows_what_is_committed_and_not_in_the_table(
+def test_status_shows_unpublished_batches(
     run, store: LeaseStore, log: LocalLog, home: Path
 ) -> None:
     log.append("1", [b"a", b"b", b"c"])
@@ -249,7 +249,7 @@ def test_status_shows_what_is_committed_and_not_in_the_table(
     assert run("status", "--json").json["publication"]["waiting_batches"] == 0
 
 
-def test_status_shows_what_staying_costs(run, store: LeaseStore, home: Path) -> None:
+def test_status_shows_the_cost_of_membership(run, store: LeaseStore, home: Path) -> None:
     store.groups()
     state = run("status", "--json").json
     assert (state["upkeep"], state["processes"]) == (None, [])
@@ -268,7 +268,7 @@ def test_plan_explains_itself_and_changes_nothing(run, store: LeaseStore) -> Non
     assert store.snapshot(KEY) == before
 
 
-def test_journal_tells_each_claim_with_its_reason(run, store: LeaseStore) -> None:
+def test_journal_lists_each_claim_with_its_reason(run, store: LeaseStore) -> None:
     entries = run("journal", "demo", "2", "--json").json
     assert [entry["edge"] for entry in entries if entry["kind"] == "edge"] == [1, 3]
     table = run("journal").out
@@ -277,7 +277,7 @@ def test_journal_tells_each_claim_with_its_reason(run, store: LeaseStore) -> Non
     assert len(run("journal", "--limit", 2, "--json").json) == 2
 
 
-def test_verify_finds_nothing_in_a_sound_history_and_says_what_it_read(
+def test_verify_passes_a_sound_history_and_reports_its_extent(
     run, store: LeaseStore, log: LocalLog, home: Path
 ) -> None:
     log.append("1", [b"a", b"b"])
@@ -341,7 +341,7 @@ def test_cat_into_a_closed_pipe_is_quiet(store: LeaseStore, log: LocalLog, home:
     assert json.loads(done.stdout)["cursor"] == "0"
 
 
-def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLog) -> None:
+def test_a_checkpoint_is_set_only_by_force(run, store: LeaseStore, log: LocalLog) -> None:
     log.append("1", [b"a", b"b", b"c"])
     refused = run("checkpoint", "set", "demo", "1", "2")
     assert refused.code == 2
@@ -400,7 +400,7 @@ def test_each_mistake_is_one_sentence_and_changes_nothing(
     assert store.snapshot(KEY) == before
 
 
-def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) -> None:
+def test_a_home_without_a_store_is_one_sentence_and_stays_absent(run, home: Path) -> None:
     for command in ("status", "plan", "journal", "verify", "cat demo", "group list"):
         outcome = run(*command.split())
         assert outcome.code == 2
@@ -408,7 +408,7 @@ def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) 
     assert not home.exists()
 
 
-def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
+def test_a_home_that_is_a_file_is_one_sentence(run, home: Path) -> None:
     home.write_text("")
     for command in ("status", "group create demo --group g", "dev"):
         outcome = run(*command.split())
@@ -492,7 +492,7 @@ def test_unlisted_source_trouble_leaves_the_status_readable(
     assert "The lag is unknown" in outcome.out
 
 
-def test_shards_of_another_group_listing_do_not_mix(run, store: LeaseStore) -> None:
+def test_shards_of_two_groups_are_listed_separately(run, store: LeaseStore) -> None:
     """Two groups of a stream keep checkpoints of their own."""
     other = GroupKey.parse("other", "demo")
     store.create_group(Group(other))

@@ -81,7 +81,7 @@ def only_stream(definitions: dg.Definitions) -> ShardStream:
     return stream
 
 
-def test_a_stream_of_the_page_is_loaded_with_all_that_it_says(project: Project) -> None:
+def test_a_stream_of_the_page_is_loaded_with_all_its_settings(project: Project) -> None:
     definitions = project(visits=STREAM)
     stream = only_stream(definitions)
     assert (stream.name, str(stream.key), stream.pace.commit_interval_s) == (
@@ -120,7 +120,7 @@ def test_a_format_is_a_word_or_has_settings(project: Project, declared: Any) -> 
     assert refusals(ShardStreamComponent, decode=declared) == []
 
 
-def test_a_number_may_be_a_template(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_can_be_a_template(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACE", "7")
     nodes = {"local": {"source_count": 2, "node_id": 1}}
     stream = only_stream(
@@ -190,7 +190,7 @@ def test_a_stream_that_two_files_declare_is_refused(
     assert error.count("\n") == 1
 
 
-def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
+def test_hours_can_use_a_stream_in_yaml(project: Project) -> None:
     definitions = project(traffic=HOURLY, visits=STREAM)
     graph = definitions.resolve_asset_graph()
     hours = graph.get(dg.AssetKey(["web", "traffic"]))
@@ -209,7 +209,7 @@ def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
         (("action: rerun", "action: keep"), "action is 'keep': use 'drop' or 'rerun'"),
     ],
 )
-def test_hours_that_cannot_be_made_say_why(
+def test_hours_with_a_wrong_declaration_are_refused_with_a_reason(
     project: Project, change: tuple[str, str], sentence: str
 ) -> None:
     with pytest.raises(Exception) as refused:
@@ -217,7 +217,7 @@ def test_hours_that_cannot_be_made_say_why(
     assert sentence in f"{refused.value} {refused.value.__cause__}"
 
 
-def test_hours_of_a_stream_in_python(project: Project) -> None:
+def test_hours_can_use_a_stream_in_python(project: Project) -> None:
     Path("web_logs/streams.py").write_text(
         next(text for text in fences(PAGE, "python") if "clicks" in text)
     )

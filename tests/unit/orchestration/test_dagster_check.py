@@ -88,7 +88,7 @@ def tick(instance: DagsterInstance, sensor: str, *ends: TickStatus | Serializabl
 
 
 @pytest.mark.parametrize(("age_s", "daemon"), [(None, "failed"), (3.0, "ok"), (3_600.0, "failed")])
-def test_a_daemon_that_runs_no_sensors_is_seen(
+def test_the_doctor_notices_a_daemon_without_ticking_sensors(
     home: ConsumedHome,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_a_daemon_that_runs_no_sensors_is_seen(
     assert parts["sensors"]["health"] == ("ok" if age_s else "warning")
 
 
-def test_the_instance_that_the_environment_names_is_looked_at(
+def test_the_doctor_checks_the_instance_of_the_environment(
     home: ConsumedHome,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -211,7 +211,7 @@ def test_the_launcher_of_nodes_fits_with_agents_and_without(
     assert parts["launcher"]["text"] == "NodeRunLauncher."
 
 
-def test_a_launcher_is_judged_by_the_settings_alone_where_the_store_is_away(
+def test_a_launcher_is_checked_by_the_settings_if_the_store_is_unavailable(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with opened(home):

@@ -34,7 +34,7 @@ def options_of(url: str) -> dict[str, Any]:
     return seen
 
 
-def test_the_driver_gets_the_limits_as_numbers_and_nothing_else():
+def test_the_driver_receives_only_the_limits_as_numbers():
     plain, limited = options_of(URL), options_of(with_limits(URL, STATEMENT_LIMIT_S))
     assert "read_timeout" not in plain
     assert limited == plain | {
@@ -44,6 +44,6 @@ def test_the_driver_gets_the_limits_as_numbers_and_nothing_else():
     }
 
 
-def test_a_password_with_signs_of_a_url_stays_what_it_was():
+def test_a_password_with_url_characters_is_unchanged():
     url = sa.make_url(URL).set(password="a@b/c?d=e&f").render_as_string(hide_password=False)
     assert options_of(with_limits(url, 5))["password"] == "a@b/c?d=e&f"

@@ -84,7 +84,9 @@ def test_a_mistake_is_one_sentence_without_the_password(
     assert SECRET not in error
 
 
-def test_pruning_says_what_went(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruning_reports_deleted_rows(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["db", "prune", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -73,7 +73,7 @@ def test_a_declared_node_that_the_group_refuses_is_named_with_the_reason(
     assert [each["node"] for each in planned["plan"]["refusals"]] == ["east", "west"]
 
 
-def test_nodes_that_may_join_or_have_joined_are_not_mentioned(
+def test_nodes_that_can_join_or_have_joined_are_not_mentioned(
     store: LeaseStore, output_of: OutputOf
 ) -> None:
     join(store, "east", Modulo(3, 0))
@@ -91,7 +91,9 @@ def test_a_number_that_is_taken_is_refused(store: LeaseStore, output_of: OutputO
     assert "east is refused" not in output_of("status")
 
 
-def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, output_of: OutputOf) -> None:
+def test_members_with_conflicting_settings_are_named(
+    store: LeaseStore, output_of: OutputOf
+) -> None:
     group = store.pulse(KEY).group
     store.update_group(replace(group, assignment=AssignmentMode.PINNED), observer="test")
     join(store, "east", Pinned({"0": -1, "7": -1}))
@@ -99,7 +101,9 @@ def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, output_of
         assert "east is refused: Node 'east' asks for shard '7'" in output_of(*words), words
 
 
-def test_another_mode_than_the_declaration_says(store: LeaseStore, output_of: OutputOf) -> None:
+def test_a_group_with_another_mode_than_declared_is_named(
+    store: LeaseStore, output_of: OutputOf
+) -> None:
     updated = output_of("group", "update", "demo", "--assignment", "balanced")
     assert "It now assigns shards by balanced, but its declaration says modulo" in updated
     for words in (("status",), ("plan", "--explain")):

@@ -77,14 +77,14 @@ def streams(**settings: object) -> DeclaredStreams:
     ],
     ids=["by itself", "in a list", "in merged definitions", "in definitions made later"],
 )
-def test_streams_of_the_module_that_the_settings_name(module: Module, text: str) -> None:
+def test_streams_are_loaded_from_the_module_of_the_settings(module: Module, text: str) -> None:
     declared = streams(module=module(IMPORTS + text))
     assert declared.names == ("visits", "clicks")
     assert str(declared.opened("visits").source.spark_options()["root"]).endswith("/a")
     assert {stream.name for stream in declared.all()} == {"visits", "clicks"}
 
 
-def test_the_module_finds_the_home_of_its_caller(module: Module, tmp_path: Path) -> None:
+def test_the_module_is_loaded_with_the_home_of_its_caller(module: Module, tmp_path: Path) -> None:
     name = module(
         IMPORTS + "visits = ShardStream('visits', LocalLog(load_settings().home / 'log'))"
     )
@@ -109,7 +109,7 @@ def test_without_a_module_no_stream_is_declared(module: Module) -> None:
         declared_stream()
 
 
-def test_a_module_may_lie_beside_the_settings_of_the_home(module: Module, tmp_path: Path) -> None:
+def test_a_module_can_be_beside_the_settings_of_the_home(module: Module, tmp_path: Path) -> None:
     home = tmp_path / "elsewhere"
     declare(home, "visits")
     assert declared_stream(settings=load_settings(home=home)).source.spark_options() == {
@@ -149,7 +149,7 @@ def test_a_module_that_cannot_be_used_is_one_sentence(
     assert os.environ.get("LEASEHOLD_HOME") is None
 
 
-def test_a_missing_client_library_is_named_by_whoever_needs_the_source(
+def test_a_missing_client_library_is_named_by_the_commands_that_need_it(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda _: None)
@@ -175,7 +175,7 @@ def test_dagster_loads_the_modules_definitions_or_the_packages_own(module: Modul
     assert DeclaredStreams(Settings(), "another").definitions_module == "another"
 
 
-def test_the_packages_own_definitions_are_of_streams_without_definitions(
+def test_the_definitions_of_the_package_contain_streams_without_definitions(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module(IMPORTS + "both = [ShardStream(name, LocalLog('a')) for name in ('visits', 'clicks')]")
@@ -187,7 +187,7 @@ def test_the_packages_own_definitions_are_of_streams_without_definitions(
     assert {dg.AssetKey("visits"), dg.AssetKey("clicks")} <= {*defs.resolve_all_asset_keys()}
 
 
-def test_the_rows_of_a_module_say_what_its_streams_say_of_the_node(module: Module) -> None:
+def test_rows_of_a_node_have_the_settings_of_the_streams(module: Module) -> None:
     """An agent serves nodes that the settings do not name."""
     declared = DeclaredStreams(Settings(agents=True), module(DEFINITIONS))
     rows = declared.memberships_of(EAST)

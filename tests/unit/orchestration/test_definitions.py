@@ -32,7 +32,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def test_a_log_that_does_not_exist_yet_is_said_by_the_sensor_and_loads_all_the_same(tmp_path):
+def test_definitions_load_without_a_log_and_the_sensor_reports_it(tmp_path):
     source = named_source("local_log", "orders", settings=Settings(home=tmp_path))
     stream = ShardStream("orders", source)
     deployment, _ = memory_deployment()

@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsumedHo
         yield home
 
 
-def test_a_dataset_holds_exactly_the_committed_records(home: ConsumedHome) -> None:
+def test_a_dataset_contains_exactly_the_committed_records(home: ConsumedHome) -> None:
     dataset = declared_stream("demo").dataset()
     assert {*dataset.to_table()["value"].to_pylist()} == WRITTEN
     assert dataset.count_rows() == len(WRITTEN)
@@ -38,7 +38,7 @@ def test_a_dataset_holds_exactly_the_committed_records(home: ConsumedHome) -> No
     assert declared_stream("demo").dataset().count_rows() == len(WRITTEN) + 2
 
 
-def test_a_dataset_may_be_of_some_shards_and_of_a_span_of_event_time(home: ConsumedHome) -> None:
+def test_a_dataset_can_be_limited_to_shards_and_a_span_of_event_time(home: ConsumedHome) -> None:
     stream = declared_stream("demo")
     assert {*stream.dataset(shards=[ShardId("1")]).to_table()["shard_id"].to_pylist()} == {"1"}
     times = sorted(stream.dataset().to_table()["event_time"].to_pylist())
@@ -54,7 +54,7 @@ def test_the_table_is_that_of_pyiceberg(home: ConsumedHome) -> None:
     assert {*scan.to_arrow()["value"].to_pylist()} == {v for v in WRITTEN if v[:1] == b"0"}
 
 
-def test_a_stream_that_nobody_consumes_has_no_dataset(
+def test_a_stream_without_a_group_has_no_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_settings(monkeypatch)
@@ -68,6 +68,6 @@ def test_a_stream_that_nobody_consumes_has_no_dataset(
 
 
 @pytest.mark.spark
-def test_a_frame_holds_the_committed_records(home: ConsumedHome, connect_session: Any) -> None:
+def test_a_frame_contains_the_committed_records(home: ConsumedHome, connect_session: Any) -> None:
     rows = declared_stream("demo").frame(connect_session, shards=[ShardId("0")]).collect()
     assert {bytes(row["value"]) for row in rows} == {v for v in WRITTEN if v[:1] == b"0"}

@@ -47,7 +47,7 @@ def examined(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> tuple[in
     return code, {each["part"]: each for each in document["findings"]}
 
 
-def test_each_part_that_is_well_has_a_line(
+def test_each_healthy_part_has_a_line(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, parts = examined(home, capsys)
@@ -91,7 +91,7 @@ def without_store(home: ConsumedHome) -> None:
         (without_store, "database"),
     ],
 )
-def test_one_part_that_is_not_well_is_named_beside_the_others(
+def test_one_unhealthy_part_is_named_beside_the_others(
     home: ConsumedHome,
     capsys: pytest.CaptureFixture[str],
     break_it: Callable[[ConsumedHome], None],
@@ -115,7 +115,7 @@ def test_a_schema_of_another_release_says_what_to_do(
     assert "leasehold db upgrade" in parts["schema"]["text"]
 
 
-def test_a_file_of_an_older_schema_stays_as_it_is(
+def test_a_file_of_an_older_schema_is_unchanged(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closing(sqlite3.connect(home.settings.home / "leases.db")) as connection, connection:
@@ -129,7 +129,7 @@ def test_a_file_of_an_older_schema_stays_as_it_is(
         assert parts[part]["text"].startswith("not checked: ")
 
 
-def test_a_look_leaves_no_folder_behind(home: ConsumedHome) -> None:
+def test_a_check_leaves_no_folder(home: ConsumedHome) -> None:
     home.settings.output_root.remove_folder()
     main(["doctor", "--home", str(home.settings.home)])
     assert not Path(str(home.settings.output_root)).exists()
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_read_back_is_removed(
     assert list(home.output.parent.parent.glob("doctor-*")) == []
 
 
-def test_output_that_gives_other_bytes_back_is_refused(
+def test_output_that_returns_other_bytes_is_refused(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalPlace, "content", lambda _: b"")
@@ -157,7 +157,7 @@ def test_output_that_gives_other_bytes_back_is_refused(
     assert list(home.output.parent.parent.glob("doctor-*")) == []
 
 
-def test_output_in_an_object_store_is_tried(
+def test_output_in_an_object_store_is_written_and_read(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in object_store.ENVIRONMENT.items():
@@ -170,7 +170,7 @@ def test_output_in_an_object_store_is_tried(
     assert [key for key in object_store.keys(bucket) if "doctor" in key] == []
 
 
-def test_a_catalog_that_is_not_reached_is_named(
+def test_an_unreachable_catalog_is_named(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> None:
@@ -182,7 +182,7 @@ def test_a_catalog_that_is_not_reached_is_named(
     assert parts["catalog"]["text"] == "Catalog lake does not answer."
 
 
-def test_clocks_that_are_apart_are_a_warning(home: ConsumedHome) -> None:
+def test_different_clocks_are_a_warning(home: ConsumedHome) -> None:
     target = Target.at(home.settings.home)
     [finding] = clocks(target, lambda: utc_now() + timedelta(hours=1))
     assert finding.health is Health.WARNING
@@ -200,7 +200,7 @@ def test_a_journal_whose_times_jump_back_is_a_warning(
     assert "go back by 600 s" in parts["clock"]["text"]
 
 
-def test_an_error_ends_its_own_check_alone() -> None:
+def test_an_error_ends_only_its_own_check() -> None:
     def check() -> Any:
         raise ZeroDivisionError("boom")
         yield

@@ -86,7 +86,7 @@ def age(home: ConsumedHome) -> None:
 
 
 @pytest.mark.usefixtures("years_later")
-def test_vacuum_forgets_and_removes_the_files_once_they_are_old(
+def test_vacuum_expires_output_and_removes_its_old_files(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     age(home)
@@ -143,7 +143,7 @@ def test_cat_says_where_output_begins(
     assert error.splitlines() == [BEGINS.format(0), BEGINS.format(1)]
 
 
-def test_a_replay_of_what_expired_is_refused(
+def test_a_replay_of_expired_output_is_refused(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forget(home)
@@ -157,7 +157,7 @@ def test_a_replay_of_what_expired_is_refused(
     assert (report["batches"], report["expired_until"]) == (1, "8")
 
 
-def test_a_forced_checkpoint_behind_it_is_refused(
+def test_a_forced_checkpoint_before_expired_output_is_refused(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forget(home)
@@ -171,19 +171,19 @@ def test_a_forced_checkpoint_behind_it_is_refused(
     assert "no violations" in output
 
 
-def test_metrics_do_not_fall(home: ConsumedHome) -> None:
+def test_metrics_do_not_decrease_after_an_expiry(home: ConsumedHome) -> None:
     before = home.store.totals(KEY)
     forget(home)
     assert home.store.totals(KEY) == before
 
 
-def test_a_reader_of_what_expired_is_refused(home: ConsumedHome) -> None:
+def test_a_reader_of_expired_output_is_refused(home: ConsumedHome) -> None:
     forget(home)
     with pytest.raises(OutputUnreadable, match="can no longer be read whole"):
         refuse_expired_times(home.store, KEY, None, None)
 
 
-def test_vacuum_leaves_what_is_named_and_a_claim_holds_expiry_back(home: ConsumedHome) -> None:
+def test_vacuum_keeps_named_files_and_a_claim_delays_expiry(home: ConsumedHome) -> None:
     """While somebody replays a shard, its output stays, and so do the files that readers see."""
     from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 

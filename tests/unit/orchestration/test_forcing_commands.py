@@ -45,7 +45,7 @@ def claim_free(home: ConsumedHome) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["begin", "0", "4", "8", "end"])
-def test_what_is_read_again_comes_out_once(
+def test_records_that_are_read_again_are_in_the_output_once(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], cursor: str
 ) -> None:
     output_of(capsys, "checkpoint", "set", "demo", "0", cursor, "--force")
@@ -56,7 +56,7 @@ def test_what_is_read_again_comes_out_once(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_that_will_do(
+def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_possible_ones(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = output_of(capsys, "checkpoint", "set", "demo", "0", "6", "--force", code=2)
@@ -66,7 +66,7 @@ def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_that_will_do(
     assert cat(capsys, "0") == [f"0:{number}" for number in range(10)]
 
 
-def test_files_that_are_withdrawn_are_kept_for_those_who_read_them(
+def test_withdrawn_files_are_kept_for_their_readers(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their age counts from now on: a reader that listed them just before may finish."""
@@ -84,7 +84,7 @@ def test_files_that_are_withdrawn_are_kept_for_those_who_read_them(
     assert [path.exists() for path in paths] == [True, False, False]
 
 
-def test_a_finished_parent_is_reopened_by_choice_alone(
+def test_a_finished_parent_is_reopened_only_with_the_option(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "shard", "split", "demo", "0")
@@ -114,7 +114,7 @@ def test_a_finished_parent_is_reopened_by_choice_alone(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_a_drain_waits_for_the_batch_that_is_under_way(
+def test_a_drain_waits_for_the_batch_in_progress(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drain begins in the middle of a run's first batch; the run stops behind it."""
@@ -156,7 +156,7 @@ def test_a_drain_waits_for_the_batch_that_is_under_way(
     assert cat(capsys, "0") == [f"0:{number}" for number in range(30)]
 
 
-def test_a_drain_that_does_not_end_in_time_names_what_is_open(
+def test_a_drain_that_times_out_names_open_shards(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = home.store.open_tenure(KEY, ONE, NODE, "dead-run")
@@ -180,7 +180,7 @@ def test_a_drain_that_does_not_end_in_time_names_what_is_open(
     )
 
 
-def test_a_group_is_weighted_or_not(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_can_be_weighted(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     output_of(capsys, "group", "update", "demo", "--weighted")
     assert json.loads(output_of(capsys, "group", "show", "demo", "--json"))["weighted"] is True
     output_of(capsys, "group", "update", "demo", "--by-count")

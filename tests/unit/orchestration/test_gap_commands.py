@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
         yield home
 
 
-def test_from_a_gap_to_its_acceptance(
+def test_a_gap_is_listed_and_accepted(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "has no gaps" in output_of(capsys, "gap", "list", "demo")
@@ -56,7 +56,9 @@ def test_the_policy_can_be_changed_at_any_time(
     assert "moved past it" in output_of(capsys, "gap", "list")
 
 
-def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_mistakes_are_one_sentence(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     del home
     for mistake in (
         ("gap", "ack", "demo", "9"),

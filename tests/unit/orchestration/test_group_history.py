@@ -57,13 +57,13 @@ def stretch(begin: int, end: int, node: NodeName, shard: str = "0") -> Holding:
     ],
     ids=["held", "freed", "transferred", "given back", "by shard"],
 )
-def test_the_journal_tells_who_held_what_when(
+def test_the_history_of_holders_is_read_from_the_journal(
     journal: list[JournalEntry], expected: list[Holding]
 ) -> None:
     assert holdings_over_time(journal, BEGIN + timedelta(seconds=9)) == expected
 
 
-def test_the_newest_part_of_a_long_journal_begins_with_who_held_what() -> None:
+def test_the_newest_part_of_a_long_journal_starts_with_the_holders() -> None:
     zero, one, two = (ShardId(text) for text in "012")
     journal = [
         replace(edge(3, MOVING, A, "0"), from_state=HELD, from_owner=A),
@@ -96,7 +96,7 @@ def test_a_move_lasts_from_the_transfer_or_the_release_to_the_next_holder() -> N
     assert [move.seconds for move in moves(journal)] == [2.0, 2.0]
 
 
-def test_a_finished_shard_moves_nowhere() -> None:
+def test_a_finished_shard_has_no_move() -> None:
     journal = [
         replace(edge(3, MOVING, B), from_owner=A, edge=5),
         replace(edge(4, ShardState.OVER, None), from_owner=A, edge=8),
@@ -116,7 +116,7 @@ def committed(at: float, records: int, run: str = "r", shard: str = "0", age: fl
     )  # fmt: skip
 
 
-def test_a_run_has_what_it_opened_and_what_it_committed() -> None:
+def test_a_run_lists_its_opened_shards_and_committed_batches() -> None:
     opened = JournalEntry(
         "open", "why", ShardId("1"), to_owner=B, run="s", sequence=1, observer="b", at=BEGIN
     )

@@ -72,7 +72,7 @@ def test_a_dead_deployment_is_reported_as_dead(
     assert (death is None) if words is None else (death is not None and words in death)
 
 
-def test_shards_stand_below_the_ones_that_they_came_from() -> None:
+def test_children_are_listed_below_their_parents() -> None:
     """0 was split into 4 and 5; 5 and 1 were merged into 6; the parents of 2 are gone."""
     rows = [
         shard_row("0"),
@@ -92,7 +92,7 @@ def test_shards_stand_below_the_ones_that_they_came_from() -> None:
     ]
 
 
-def test_a_long_line_of_splits_is_shown_whole() -> None:
+def test_a_long_lineage_is_shown_completely() -> None:
     rows = [shard_row(str(n), *([str(n - 1)] if n else [])) for n in range(5_000)]
     assert [depth for depth, _ in tree(rows)] == list(range(5_000))
 

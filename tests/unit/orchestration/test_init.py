@@ -161,13 +161,13 @@ def test_every_setting_is_written_with_its_meaning(source: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["class", "2026-visits", "a.b-c", "visits", "Pace", "parsed"])
-def test_a_stream_has_a_name_that_python_takes(name: str) -> None:
+def test_a_stream_gets_a_valid_python_name(name: str) -> None:
     stream = stream_of(project_files(StreamName(name), "local_log", {})["streams.py"])
     assert stream.name == name
     assert stream.transform is not None
 
 
-def test_nothing_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("streams.py").write_text("mine")
     assert main(["init", "visits"]) == 2
     assert "The file streams.py already exists: use another folder." in capsys.readouterr().err

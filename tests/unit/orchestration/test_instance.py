@@ -48,7 +48,7 @@ def test_several_processes_may_create_it_at_once(settings):
         assert process.returncode == 0, errors
 
 
-def test_a_configuration_of_somebodys_own_stays(settings):
+def test_a_configuration_of_the_user_stays(settings):
     home = create_instance(settings)
     path = home / "dagster.yaml"
     assert path.read_text().startswith(OWNED_MARK)

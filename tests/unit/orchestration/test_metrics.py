@@ -58,27 +58,27 @@ def world() -> World:
     return World(stream, source)
 
 
-def test_a_lag_that_is_not_known_is_said_to_be_unknown() -> None:
+def test_an_unknown_lag_is_reported_as_unknown() -> None:
     scraped = world()
     assert scraped.scrape("lag_records") == {"0": 0, "2": 0}
     assert scraped.scrape("lag_known") == {"0": 1, "1": 0, "2": 1}
     assert scraped.scrape("source_up") == {"": 1}
 
 
-def test_the_age_of_the_oldest_unread_record_is_counted_from_when_it_came() -> None:
+def test_the_age_of_the_oldest_unread_record_counts_from_its_arrival() -> None:
     scraped = world()
     scraped.scripted.times_at = lambda cursors: dict.fromkeys(cursors, START)  # pyright: ignore
     assert scraped.scrape("lag_seconds") == {"0": 0, "1": 90, "2": 0}
     assert scraped.scrape("lag_seconds_known") == {"0": 1, "1": 1, "2": 1}
 
 
-def test_an_age_that_no_source_tells_is_said_to_be_unknown() -> None:
+def test_an_unknown_age_is_reported_as_unknown() -> None:
     scraped = world()
     assert scraped.scrape("lag_seconds") == {"0": 0, "2": 0}
     assert scraped.scrape("lag_seconds_known") == {"0": 1, "1": 0, "2": 1}
 
 
-def test_a_source_that_is_away_leaves_a_metric_for_each_shard() -> None:
+def test_an_unavailable_source_leaves_a_metric_for_each_shard() -> None:
     scraped = world()
     scraped.scripted.down = "The source does not answer."
     assert scraped.scrape("lag_records") == {}
@@ -86,14 +86,14 @@ def test_a_source_that_is_away_leaves_a_metric_for_each_shard() -> None:
     assert scraped.scrape("source_up") == {"": 0}
 
 
-def test_one_damaged_shard_hides_no_others_lag() -> None:
+def test_a_damaged_shard_does_not_hide_the_lag_of_others() -> None:
     scraped = world()
     scraped.scripted.damaged = {"0"}
     assert scraped.scrape("lag_known") == {"0": 0, "1": 0, "2": 1}
     assert scraped.scrape("source_up") == {"": 1}
 
 
-def test_what_waits_for_publication_is_counted() -> None:
+def test_unpublished_batches_are_counted() -> None:
     scraped = world()
     lag = ShardLag(ShardId("0"), 1, 3, 40, START, more=True)
     with patch.object(MemoryStore, "publication_lag", return_value=[lag, replace(lag, records=2)]):

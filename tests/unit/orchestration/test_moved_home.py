@@ -73,7 +73,7 @@ def test_the_table_follows_a_home_that_was_moved(
     assert capsys.readouterr().out.endswith("The table of demo/default is where its output is.\n")
 
 
-def test_the_table_goes_on_long_after_it_was_moved(home: Path, tmp_path: Path) -> None:
+def test_publication_continues_long_after_a_move(home: Path, tmp_path: Path) -> None:
     """Goal: what its metadata tells of the place before is forgotten without an error."""
     moved = tmp_path / "moved"
     shutil.move(home, moved)
@@ -85,7 +85,7 @@ def test_the_table_goes_on_long_after_it_was_moved(home: Path, tmp_path: Path) -
     assert main(["verify", "demo", "--home", str(moved)]) == 0
 
 
-def test_a_home_and_its_copy_go_on_apart(home: Path, tmp_path: Path) -> None:
+def test_a_home_and_its_copy_continue_separately(home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(home, copy)
     assert main(["table", "move", "demo", "--home", str(copy)]) == 0
@@ -99,7 +99,7 @@ def test_a_home_and_its_copy_go_on_apart(home: Path, tmp_path: Path) -> None:
         assert main(["verify", "demo", "--home", str(each)]) == 0
 
 
-def test_a_table_does_not_follow_to_where_its_output_is_not(
+def test_a_table_is_not_moved_to_a_folder_without_its_output(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = tmp_path / "moved"
@@ -114,7 +114,7 @@ def test_a_table_does_not_follow_to_where_its_output_is_not(
     assert values(moved) == expected(10)
 
 
-def test_a_catalog_of_its_own_says_where_the_table_is(
+def test_a_catalog_of_the_user_keeps_the_location_of_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_CATALOG", "lake")

@@ -16,7 +16,7 @@ from tests import ports
 from tests.declared import declare, stream_text
 
 
-def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
+def test_a_port_in_use_is_refused_and_another_one_is_chosen() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -27,7 +27,9 @@ def lines_of(capsys: pytest.CaptureFixture[str], number: int) -> list[str]:
     return text.splitlines()
 
 
-def test_without_a_terminal_lines_come_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_are_printed_by_a_timer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock = ManualClock(0.0)
     with progress("copying", "rows", clock=clock, line_every_s=0.05) as show:
         clock.now_s = 10.0
@@ -59,7 +61,7 @@ def test_short_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_work_that_counts_nothing_shows_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_without_counts_shows_that_it_is_running(capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock(0.0)
     with progress("upgrading the schema", clock=clock, line_every_s=0.05):
         clock.now_s = 90.0
@@ -85,7 +87,7 @@ print("copied")
 """
 
 
-def test_a_terminal_shows_a_live_line_that_leaves_nothing_behind() -> None:
+def test_a_terminal_shows_a_live_line_that_is_erased_at_the_end() -> None:
     with Terminal(program=[sys.executable, "-c", LIVE]) as terminal:
         terminal.waits_for(r"copying .*\d+ of 500 rows, \d+/s, \d s left")
         assert terminal.ended() == 0

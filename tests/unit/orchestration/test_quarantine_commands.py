@@ -74,7 +74,9 @@ def test_each_record_is_listed_with_its_place_bytes_and_error(
     assert "\x1b" not in shown
 
 
-def test_filters(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_in_quarantine_are_filtered(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [row["cursor"] for row in listed(capsys, "1")["records"]] == ["4"]
     assert listed(capsys, "1")["quarantined"] == 1
     assert [row["cursor"] for row in listed(capsys, "--limit", "1")["records"]] == ["5"]
@@ -83,7 +85,7 @@ def test_filters(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None
     assert listed(capsys, "--since", "2199-01-01T00:00:00Z")["records"] == []
 
 
-def test_another_try_replays_the_batches_with_quarantined_records_alone(
+def test_a_retry_replays_only_batches_with_quarantined_records(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.sweeper.refuses = lambda value: value == NO_TEXT
@@ -102,7 +104,7 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_a_try_that_fails_leaves_all_as_it_was(
+def test_a_failed_retry_changes_nothing(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dagster_leasehold.assets.errors import TransformError
@@ -115,7 +117,9 @@ def test_a_try_that_fails_leaves_all_as_it_was(
     )
 
 
-def test_nothing_in_quarantine(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_quarantine_is_reported(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     home.sweeper.refuses = lambda _: False
     output_of(capsys, "quarantine", "retry", "demo", "-m", "declared_streams")
     assert "no records in quarantine" in output_of(capsys, "quarantine", "list")
@@ -124,7 +128,9 @@ def test_nothing_in_quarantine(home: ConsumedHome, capsys: pytest.CaptureFixture
     assert home.sweeper.sweeps == []
 
 
-def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_mistakes_are_one_sentence(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("broken_module.py").write_text("raise ValueError('boom\\nsecond line')")
     retry = ("quarantine", "retry", "demo")
     for mistake, hint in {

@@ -61,7 +61,7 @@ class Outline(HTMLParser):
 
 
 @pytest.mark.parametrize("shards", [0, 1, 10, 1_000, 10_000])
-def test_the_page_is_whole_and_loads_nothing(shards: int) -> None:
+def test_the_report_is_self_contained(shards: int) -> None:
     text = page(report_of(shards))
     outline = Outline()
     outline.feed(text)

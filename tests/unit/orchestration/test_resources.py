@@ -37,7 +37,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_the_resource_gives_wins_and_the_settings_give_the_rest(
+def test_values_of_the_resource_override_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_OUTPUT", "of-the-environment")
@@ -52,7 +52,9 @@ def test_what_the_resource_gives_wins_and_the_settings_give_the_rest(
     assert (settings.node_names, settings.spark.engine) == (("east", "west"), "local[1]")
 
 
-def test_the_default_is_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_resource_has_the_values_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LEASEHOLD_NODES", "east")
     assert LeaseholdResource().settings() == load_settings()
 
@@ -79,7 +81,7 @@ def test_a_value_that_cannot_be_used_is_one_sentence(
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_run_works_for_the_deployment_that_its_resources_name(tmp_path: Path) -> None:
+def test_a_run_uses_the_deployment_of_its_resource(tmp_path: Path) -> None:
     """Goal: where a test replaces the resource, its runs leave the first deployment alone."""
     log = LocalLog.create(tmp_path / "log", 2)
     stream = ShardStream("visits", log)

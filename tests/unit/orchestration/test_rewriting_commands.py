@@ -67,7 +67,7 @@ def cat(capsys: pytest.CaptureFixture[str]) -> list[str]:
 EVERY = [f"{shard}:{number}" for shard in (0, 1) for number in range(10)]
 
 
-def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_its_results(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     before = cat(capsys)
     assert before == EVERY
     done = answer(capsys, "replay", "demo", "0", "--from", "4", "--to", "8")
@@ -82,7 +82,7 @@ def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixtu
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_a_lost_file_is_made_again_from_the_settings(
+def test_a_lost_file_is_rebuilt_with_the_declared_transform(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = cat(capsys)
@@ -127,7 +127,7 @@ def test_the_shipped_example_is_found_by_its_module(
     home.store.close()
 
 
-def test_what_retention_removed_is_reported(
+def test_batches_with_removed_records_are_reported(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.log.retain("0", "10")
@@ -137,7 +137,7 @@ def test_what_retention_removed_is_reported(
     ] == [("0", 0, 3, "10"), ("1", 3, 0, None)]
 
 
-def test_the_second_rewriter_is_refused_until_the_first_is_named(
+def test_a_second_rewriter_is_refused_unless_it_replaces_the_first(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.store.claim_rewrite(KEY, ZERO, "killed-run", RewriteKind.REPLAY)
@@ -169,7 +169,9 @@ def test_compact_then_vacuum(home: ConsumedHome, capsys: pytest.CaptureFixture[s
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_mistakes_are_one_sentence(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     for mistake in (
         ("replay", "nothing"),
         ("replay", "demo", "9"),
@@ -191,5 +193,5 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("2m", 120), ("1h", 3_600), ("1d", 86_400)]
 )
-def test_durations(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert duration(text).total_seconds() == seconds

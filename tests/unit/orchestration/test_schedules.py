@@ -24,7 +24,7 @@ def held(shard: int, node: NodeName, run: str = "") -> ShardLease:
     )
 
 
-def test_every_idle_shard_of_a_served_node_is_in_one_run_of_its_node():
+def test_each_idle_shard_is_in_one_run_of_its_node():
     stream, _ = scripted_stream()
     rows = [held(n, A) for n in range(5)] + [held(5, B), held(6, C), held(7, B, run="open")]
     snapshot = Snapshot(Group(stream.key), (), tuple(rows))

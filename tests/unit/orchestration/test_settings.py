@@ -23,7 +23,7 @@ def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_settings(monkeypatch)
 
 
-def test_without_anything_the_embedded_default_is_in_the_working_directory() -> None:
+def test_without_settings_the_embedded_default_is_in_the_working_directory() -> None:
     settings = load_settings()
     assert settings.home == Path(".leasehold")
     assert settings.store_url.get_secret_value().startswith("sqlite:////")
@@ -41,7 +41,7 @@ def test_a_relative_output_is_found_from_every_folder(
         assert load_settings(home=home).output_root.address == home / "lake" / "out"
 
 
-def test_an_option_wins_over_the_environment_and_that_over_the_home_and_the_folder(
+def test_options_override_the_environment_which_overrides_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "h"
@@ -137,7 +137,7 @@ def test_a_wrong_file_is_one_sentence_that_names_it(text: str, says: str) -> Non
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_file_that_is_not_text_is_a_mistake_and_not_a_crash() -> None:
+def test_a_settings_file_that_is_not_text_is_one_sentence() -> None:
     Path("leasehold.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidSetting, match="cannot be read as settings"):
         load_settings()
@@ -150,20 +150,20 @@ def test_the_home_of_a_home_is_refused(tmp_path: Path) -> None:
         load_settings(home=tmp_path / "h")
 
 
-def test_a_password_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_of_the_settings_contains_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", "mysql+pymysql://u:hunter2@127.0.0.1/leases")
     settings = load_settings()
     assert "hunter2" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert "hunter2" in settings.store_url.get_secret_value()
 
 
-def test_switches_of_tests_are_not_taken_for_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_tests_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_FAILPOINT", "after_intent")
     monkeypatch.setenv("LEASEHOLD_TEST_LOGS", "/nowhere")
     assert load_settings().nodes == ("local",)
 
 
-def test_how_long_history_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_days_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().history_age == timedelta(days=30)
     monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "90")
     assert load_settings().history_age == timedelta(days=90)
@@ -179,7 +179,7 @@ def test_how_long_history_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             load_settings()
 
 
-def test_where_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = StreamName("demo")
     home = load_settings().home.absolute()
     assert str(load_settings().output_folder(stream, "g")) == f"{home}/output/demo/g"
@@ -210,7 +210,7 @@ def test_another_catalog_is_named_with_its_properties(
         ("uri", "mysql+pymysql://me:hush@db/lake"),
     ],
 )
-def test_secrets_of_a_catalog_come_from_its_own_variables_alone(
+def test_secrets_of_a_catalog_come_only_from_its_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

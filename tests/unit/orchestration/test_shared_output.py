@@ -52,7 +52,7 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Nei
         home.store.close()
 
 
-def test_nothing_of_the_first_deployment_is_written_or_removed_by_the_second(
+def test_a_second_deployment_neither_writes_nor_removes_files_of_the_first(
     neighbours: Neighbours, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: every command that writes or removes is refused in one sentence."""
@@ -75,7 +75,7 @@ def test_nothing_of_the_first_deployment_is_written_or_removed_by_the_second(
     assert {path: path.stat().st_mtime_ns for path in neighbours.files()} == before
 
 
-def test_a_word_gives_the_folder_to_the_second(
+def test_take_over_gives_the_folder_to_the_second_deployment(
     neighbours: Neighbours, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = (
@@ -87,7 +87,7 @@ def test_a_word_gives_the_folder_to_the_second(
     assert "belongs to another" in output_of(capsys, "vacuum", "demo", *first, code=2)
 
 
-def test_verify_finds_files_that_are_gone_and_says_when_it_did_not_look(
+def test_verify_finds_missing_files_and_reports_a_skipped_check(
     neighbours: Neighbours, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = ("--home", str(neighbours.first.settings.home))

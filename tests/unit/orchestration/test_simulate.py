@@ -27,7 +27,7 @@ def changed(*changes: str, options: tuple[str, ...] = ()) -> list[dict[str, Any]
     return settled(*options, *named)
 
 
-def test_nodes_that_come_together_share_without_a_move_too_many() -> None:
+def test_nodes_that_join_together_need_the_fewest_moves() -> None:
     [start] = settled("--nodes", "3", "--shards", "8")
     assert start == {
         "change": "start", "nodes": 3, "shards": 8, "moves": 8, "moves_minimum": 8,
@@ -71,7 +71,7 @@ def test_the_same_options_give_the_same_numbers() -> None:
     assert changed("crash", "join:3") == changed("crash", "join:3")
 
 
-def test_for_people_there_is_a_table() -> None:
+def test_the_default_output_is_a_table() -> None:
     result = CliRunner().invoke(app, ["--change", "crash"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "3 on 2, 2 on 1" in result.output

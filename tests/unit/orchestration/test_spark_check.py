@@ -100,7 +100,7 @@ def examine(
     return run
 
 
-def test_a_worker_of_the_same_minor_version_is_well(examine: Examine) -> None:
+def test_a_worker_of_the_same_minor_version_passes(examine: Examine) -> None:
     """PySpark is the one that the worker imports, wherever it comes from."""
     code, [finding] = examine(Session(lacks=("numpy", "msgspec", "pydantic", "confluent_kafka")))
     assert (code, finding["health"]) == (0, "ok")
@@ -143,7 +143,7 @@ def test_another_pyarrow_is_a_warning(examine: Examine) -> None:
     assert finding["text"].startswith(f"it has pyarrow 15.0.0 and this host {pa.__version__}: ")
 
 
-def test_a_worker_without_what_a_declared_stream_needs_is_a_warning(
+def test_a_worker_without_a_library_of_a_stream_is_a_warning(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "visits_arrow.py").write_text(

@@ -26,9 +26,7 @@ from tests.unit.orchestration.consumed_home import ConsumedHome
     ],
     ids=["one release", "in the middle of an upgrade"],
 )
-def test_the_releases_of_nodes_are_named_while_there_are_several(
-    releases: list[str], sentences: list[str]
-) -> None:
+def test_different_releases_of_nodes_are_shown(releases: list[str], sentences: list[str]) -> None:
     nodes = [
         Node(NodeName(name), 1, f"{name}-1", release_version=release)
         for name, release in zip("abcd", releases, strict=False)

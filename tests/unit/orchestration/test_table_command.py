@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> ConsumedHome:
     return home
 
 
-def test_the_files_are_added_and_agree_with_the_ledger(
+def test_table_create_publishes_files_that_match_the_ledger(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in home.output.rglob("*.parquet")}
@@ -106,14 +106,16 @@ def test_a_table_is_adopted_on_request(
     assert main(["verify", *at]) == 0
 
 
-def test_no_node_needs_to_be_alive(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_create_needs_no_live_node(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
     for node in home.store.snapshot(KEY).nodes:
         home.store.evict(KEY, node.name, node.lease_id, observer="test", reason="gone")
     assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 0
     assert "Published 6 batches of 20 records" in capsys.readouterr().out
 
 
-def test_it_waits_for_whoever_publishes_and_says_so(
+def test_table_create_waits_for_another_publisher_and_says_so(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "LOCK_WAIT_S", 0.0)

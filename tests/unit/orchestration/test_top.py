@@ -59,7 +59,7 @@ def test_a_terminal_sends_characters_and_escapes(sent: str, keys: list[str]) -> 
     assert keys_in(sent) == keys
 
 
-def test_keys_sort_by_each_column_and_turn_it_around() -> None:
+def test_keys_sort_by_each_column_and_reverse_the_order() -> None:
     rows = [
         replace(shard_row("10"), lag=5, lag_seconds=1.0, rate=2.0, consumer_owner=B),
         replace(shard_row("2"), lag=None, lag_seconds=None, rate=None, consumer_owner=None),
@@ -82,7 +82,7 @@ def test_keys_sort_by_each_column_and_turn_it_around() -> None:
     assert shards_in(pressed("r"), rows) == ["10", "2", "1"]
 
 
-def test_a_filter_is_typed_and_kept_or_removed() -> None:
+def test_a_filter_can_be_typed_kept_and_removed() -> None:
     rows = [shard_row("12"), shard_row("21"), replace(shard_row("3"), consumer_owner=B)]
     assert shards_in(pressed(*"/2"), rows) == ["12", "21"]
     assert shards_in(pressed(*"/21", "\x7f", "\r"), rows) == ["12", "21"]
@@ -120,7 +120,7 @@ def test_ten_thousand_shards_cost_a_page_of_rows() -> None:
 
 
 @pytest.mark.parametrize("height", [8, 12, 24, 50])
-def test_the_page_fits_the_terminal_whatever_is_wrong(height: int) -> None:
+def test_the_page_fits_the_terminal_in_every_state(height: int) -> None:
     rows = [shard_row(str(n)) for n in range(100)]
     view = replace(view_of(rows, silent=2), trouble="The log cannot be read.")
     lines = text_of(Page(), view, "The database does not answer.", height)
@@ -141,19 +141,21 @@ def test_a_name_with_markup_is_shown_as_it_is() -> None:
     assert any("[bold]" in line for line in text_of(Page(), view_of([odd])))
 
 
-def test_nothing_read_yet_is_said() -> None:
+def test_the_page_says_that_nothing_was_read_yet() -> None:
     assert text_of(Page(), None) == ["Reading …"]
     assert text_of(Page(), None, "The database does not answer.") == [
         "The database does not answer."
     ]
 
 
-def test_without_a_terminal_the_other_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_top_names_the_command_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["top"]) == 2
     assert "Use `leasehold status`" in capsys.readouterr().err
 
 
-def test_in_a_terminal_it_follows_the_log_and_ends_without_a_trace(tmp_path: Path) -> None:
+def test_top_follows_the_log_and_restores_the_terminal(tmp_path: Path) -> None:
     """Method: a pseudo-terminal; records arrive while the page is open."""
     home = ConsumedHome(tmp_path / "home", records_max=100)
     home.append(12)
@@ -173,7 +175,7 @@ def test_in_a_terminal_it_follows_the_log_and_ends_without_a_trace(tmp_path: Pat
     home.store.close()
 
 
-def test_the_page_looks_as_the_reference_shows_it(tmp_path: Path) -> None:
+def test_top_prints_what_the_reference_shows(tmp_path: Path) -> None:
     home = ConsumedHome(tmp_path / "home")
     home.append(3)
     home.consume("run-1")
@@ -184,7 +186,7 @@ def test_the_page_looks_as_the_reference_shows_it(tmp_path: Path) -> None:
     home.store.close()
 
 
-def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_top_without_an_error(tmp_path: Path) -> None:
     home = ConsumedHome(tmp_path / "home")
     with Terminal("top", "--home", str(tmp_path / "home")) as terminal:
         terminal.waits_for("demo/default")

@@ -23,7 +23,7 @@ from tests.unit.sensors.streams import scripted_stream
     ("config", "served"),
     [({}, {"0"}), ({"wait_s": 1.0}, {"0"}), ({"from": "begin"}, set()), ({"to": "5"}, set())],
 )
-def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
+def test_a_replay_does_not_count_as_serving_a_shard(
     config: dict[str, Any], served: set[str]
 ) -> None:
     stream, _ = scripted_stream(1)
@@ -43,7 +43,7 @@ def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
     assert active.shards == served
 
 
-def test_a_run_that_goes_on_with_assets_of_the_project_serves_no_shard() -> None:
+def test_a_run_that_continues_with_assets_of_the_project_serves_no_shard() -> None:
     """Or the janitor would end it, and its shard be served by no other run until it ends."""
     stream, _ = scripted_stream(1)
     shards = [ShardId("0")]
@@ -99,9 +99,7 @@ def test_a_large_backfill_of_another_asset_hides_no_run_of_ours(
         assert queued_shards(instance, stream, shards) == set()
 
 
-def test_shards_that_a_backfill_of_ours_is_going_to_serve_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_shards_of_queued_backfill_runs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of the UI names its stream only when it works; its partition is known before."""
     monkeypatch.setattr("dagster_leasehold.sensors.active_runs.RUNS_PER_READ", 4)
     monkeypatch.setattr("dagster_leasehold.sensors.active_runs.SHARDS_PER_READ", 5)
@@ -113,7 +111,7 @@ def test_shards_that_a_backfill_of_ours_is_going_to_serve_are_known(
         assert queued_shards(instance, stream, shards) == set(shards[:11])
 
 
-def test_hours_in_work_are_those_of_the_asset_itself() -> None:
+def test_active_hours_are_those_of_the_asset() -> None:
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
         many_runs(instance, 2, asset_selection=frozenset([dg.AssetKey("hourly")]))

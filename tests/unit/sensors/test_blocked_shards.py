@@ -26,7 +26,7 @@ def give_up(scene: FollowingScene, shard: str, times: int = 1) -> None:
         scene.store.close_tenure(tenure, reason="It hangs.", gave_up=True)
 
 
-def test_a_shard_that_was_given_up_twice_has_a_run_of_its_own(instance: dg.DagsterInstance) -> None:
+def test_a_shard_that_was_given_up_twice_gets_a_separate_run(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     scene.source.ends = dict.fromkeys("0123", 5)
     give_up(scene, "1")
@@ -38,7 +38,7 @@ def test_a_shard_that_was_given_up_twice_has_a_run_of_its_own(instance: dg.Dagst
     assert sorted(map(served, requests)) == [("a", {"0", "2", "3"}), ("a", {"1"})]
 
 
-def test_no_shard_joins_the_run_of_one_that_is_blocked(instance: dg.DagsterInstance) -> None:
+def test_no_shard_joins_the_run_of_a_blocked_one(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     scene.source.ends = {"1": 5}
     give_up(scene, "1", times=2)

@@ -124,7 +124,7 @@ def scene(instance: dg.DagsterInstance) -> Scene:
     return Scene(instance)
 
 
-def test_a_run_for_all_shards_with_enough_old_batches(scene: Scene):
+def test_one_run_compacts_all_shards_with_enough_old_batches(scene: Scene):
     (request,) = scene.tick()
     assert request.job_name == "compact_orders_eu"
     assert request.tags[NODE_TAG] == "a"
@@ -136,7 +136,7 @@ def test_a_run_for_all_shards_with_enough_old_batches(scene: Scene):
     assert len(scene.tick()) == 1
 
 
-def test_what_was_looked_at_is_not_chosen_again(scene: Scene):
+def test_compacted_shards_are_not_chosen_again(scene: Scene):
     scene.store.claim_rewrite(scene.key, ZERO, "done", RewriteKind.COMPACTION)
     scene.store.note_compacted(scene.key, ZERO, "done", Compacted(0, OLD))
     scene.store.release_rewrite(scene.key, ZERO, "done")
@@ -169,7 +169,7 @@ def test_a_node_that_takes_no_runs_compacts_nothing(scene: Scene):
     assert scene.tick() == []
 
 
-def test_consumption_that_lags_comes_first(scene: Scene):
+def test_lagging_consumption_delays_compaction(scene: Scene):
     scene.source.ends[ZERO] += scene.stream.limits.records_max + 1
     assert scene.config()["shards"] == ["1"]
     scene.now_s += PAUSE_S
@@ -178,7 +178,7 @@ def test_consumption_that_lags_comes_first(scene: Scene):
     assert scene.sentence.startswith("The shards with enough small files lag")
 
 
-def test_a_source_that_does_not_answer_keeps_nothing_from_being_compacted(scene: Scene):
+def test_an_unavailable_source_does_not_prevent_compaction(scene: Scene):
     scene.source.down = "the service is away"
     assert scene.config()["shards"] == ["0", "1"]
 
@@ -191,7 +191,7 @@ def test_a_source_that_does_not_answer_keeps_nothing_from_being_compacted(scene:
         ([DagsterRunStatus.STARTED] * 2, 0),
     ],
 )
-def test_a_node_without_a_free_slot_is_waited_for(
+def test_a_compaction_waits_for_a_free_slot_of_its_node(
     scene: Scene, states: list[DagsterRunStatus], launched: int
 ):
     for status in states:
@@ -206,7 +206,7 @@ def test_one_compaction_of_a_stream_at_a_time_on_a_node(scene: Scene):
     assert scene.tick() == []
 
 
-def test_a_compaction_whose_process_is_gone_is_failed_and_followed(scene: Scene):
+def test_a_compaction_whose_process_ended_is_failed_and_repeated(scene: Scene):
     """Goal: without an agent nobody else sees it, and its node would never compact again."""
     place = process_note().partition("|")[0]
     run = scene.add_run(DagsterRunStatus.STARTED, "compact_orders_eu", f"{place}|999999999|1")
@@ -214,7 +214,7 @@ def test_a_compaction_whose_process_is_gone_is_failed_and_followed(scene: Scene)
     assert scene.instance.get_run_by_id(run).status is DagsterRunStatus.FAILURE
 
 
-def test_a_shard_that_somebody_rewrites_is_left_alone(scene: Scene):
+def test_a_shard_that_another_run_rewrites_is_skipped(scene: Scene):
     """Goal: a run that has ended keeps nothing from being compacted."""
     scene.store.claim_rewrite(scene.key, ZERO, "unknown", RewriteKind.REPLAY)
     ended = scene.add_run(DagsterRunStatus.FAILURE, "compact_orders_eu")
@@ -222,7 +222,7 @@ def test_a_shard_that_somebody_rewrites_is_left_alone(scene: Scene):
     assert scene.config()["shards"] == ["1"]
 
 
-def test_every_so_many_runs_one_removes_replaced_files(scene: Scene):
+def test_every_24th_compaction_removes_replaced_files(scene: Scene):
     """Goal: their number is in the cursor, since code servers start anew."""
     marks: list[bool] = []
     for _ in range(VACUUM_EVERY_RUNS):
@@ -234,7 +234,7 @@ def test_every_so_many_runs_one_removes_replaced_files(scene: Scene):
     assert marks == [False] * (VACUUM_EVERY_RUNS - 1) + [True]
 
 
-def test_a_store_that_is_away_is_a_sentence(scene: Scene):
+def test_an_unavailable_store_is_one_sentence(scene: Scene):
     def away(*_: object) -> None:
         raise StoreUnavailable("the lease store is away")
 
@@ -243,7 +243,7 @@ def test_a_store_that_is_away_is_a_sentence(scene: Scene):
     assert scene.sentence == "the lease store is away"
 
 
-def test_a_shard_that_has_gone_quiet_is_compacted_to_its_end(scene: Scene):
+def test_a_quiet_shard_is_compacted_to_its_end(scene: Scene):
     """Goal: without later batches nothing in the ledger would ever make its last ones old."""
     assert scene.config()["old_until"] == {}
     scene.now_s += scene.stream.retention.compact_after_s

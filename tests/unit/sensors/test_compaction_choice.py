@@ -45,7 +45,7 @@ def test_a_shard_is_worth_a_run_once_it_has_enough_new_batches():
     ]
 
 
-def test_a_node_pauses_between_two_compactions_the_shorter_the_more_there_is_to_do():
+def test_the_pause_between_compactions_is_shorter_with_more_work():
     ends = heads(x=MANY_BATCHES, y=MANY_BATCHES - 1)
     keepers = {X: A, Y: A}
     assert worthwhile(keepers, ends, {}, {A: PAUSE_OF_MANY_S - 1}) == []
@@ -60,7 +60,7 @@ def test_a_shard_that_is_over_is_compacted_once():
     assert worthwhile({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
 
 
-def test_a_shard_that_has_gone_quiet_is_old_as_a_whole():
+def test_all_batches_of_a_quiet_shard_count_as_old():
     """Goal: seen by the clock of whoever looks, since nothing newer is in the ledger."""
     still, age_s = StillShards(), 3_600.0
     still.see(heads(x=5, y=5), 0.0)
@@ -72,7 +72,7 @@ def test_a_shard_that_has_gone_quiet_is_old_as_a_whole():
     assert still.ends(age_s, age_s + 10) == {Y: 6}, "the others are another deployment's"
 
 
-def test_a_few_batches_are_worth_a_run_once_they_are_all_there_is():
+def test_a_few_last_batches_are_worth_a_run():
     ends = heads(x=BATCHES_MIN_STILL, y=BATCHES_MIN_STILL - 1)
     still = dict.fromkeys((X, Y), BATCHES_MIN_STILL)
     assert worthwhile({X: A, Y: A}, ends, {}, LONG, still) == [
@@ -80,7 +80,7 @@ def test_a_few_batches_are_worth_a_run_once_they_are_all_there_is():
     ]
 
 
-def test_a_last_vacuum_waits_until_all_that_was_replaced_is_old():
+def test_the_last_vacuum_waits_until_all_replaced_files_are_old():
     """Goal: a memory that was lost counts from its beginning, and removes nothing too early."""
     pace, age_s = CompactionPace(began_s=100.0), 86_400.0
     whole_s = age_s + VACUUM_MARGIN_S
@@ -92,11 +92,11 @@ def test_a_last_vacuum_waits_until_all_that_was_replaced_is_old():
     assert pace.vacuum_due(age_s, 300.0 + whole_s)
 
 
-def test_other_deployments_nodes_are_left_alone():
+def test_nodes_of_other_deployments_are_not_compacted():
     assert worthwhile({X: NodeName("theirs")}, heads(x=BATCHES_MIN), {}, LONG) == []
 
 
-def test_a_run_takes_the_shards_with_most_to_do_and_no_more_than_it_may():
+def test_a_run_compacts_the_shards_with_the_most_work_up_to_its_limit():
     shards = {ShardId(f"{number:03}"): A for number in range(SHARDS_PER_RUN + 1)}
     ends = heads(**{shard: BATCHES_MIN + place for place, shard in enumerate(shards)})
     (launch,) = launches_of(worthwhile(shards, ends, {}, LONG))
@@ -109,7 +109,7 @@ def test_a_run_takes_the_shards_with_most_to_do_and_no_more_than_it_may():
     ]
 
 
-def test_a_compaction_waits_for_a_free_slot_but_not_for_ever():
+def test_a_compaction_waits_for_a_free_slot_for_a_limited_time():
     pace = CompactionPace()
     assert pace.may_launch(A, RUNS_PER_NODE_MAX - 1, 0.0, queued=False)
     assert not pace.may_launch(A, 1, 0.0, queued=True)

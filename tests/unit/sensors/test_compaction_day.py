@@ -168,7 +168,7 @@ def days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Days]:
         yield Days(instance, tmp_path, monkeypatch)
 
 
-def test_a_day_ends_with_few_files_and_nothing_to_do_by_hand(days: Days):
+def test_a_day_of_small_files_ends_with_few_files(days: Days):
     """Goal: few files per shard once the records have ended, each copied a few times.
 
     The first has half of the target and more, each of the others is larger than all behind it, and

@@ -40,7 +40,7 @@ def complete(scene: Scene, hours: int = 1) -> None:
         scene.append(shard, 5, 60 * hours + 5)
 
 
-def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Scene) -> None:
+def test_a_failed_hour_is_requested_again_until_it_is_computed(scene: Scene) -> None:
     complete(scene)
     assert scene.asked() == [hour(0)]
     scene.in_work = {NOON}
@@ -64,7 +64,7 @@ def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Sce
     assert "asked for" not in str(scene.tick().skip_reason)
 
 
-def test_an_hour_whose_output_has_expired_is_asked_for_no_more(scene: Scene) -> None:
+def test_an_hour_with_expired_output_is_not_requested_again(scene: Scene) -> None:
     complete(scene)
     scene.append("0", 66)
     assert scene.asked() == [hour(0)]
@@ -77,7 +77,7 @@ def test_an_hour_whose_output_has_expired_is_asked_for_no_more(scene: Scene) -> 
     assert scene.asked() == []
 
 
-def test_late_records_are_counted_in_what_has_not_expired(scene: Scene) -> None:
+def test_late_records_are_counted_only_in_remaining_output(scene: Scene) -> None:
     complete(scene)
     scene.tick()
     scene.make(0)
@@ -89,7 +89,7 @@ def test_late_records_are_counted_in_what_has_not_expired(scene: Scene) -> None:
     assert list(scene.late().values()) == [1]
 
 
-def test_a_rerun_for_late_records_that_failed_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_failed_rerun_for_late_records_is_requested_again(tmp_path: Path) -> None:
     from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy
 
     scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
@@ -107,7 +107,7 @@ def test_a_rerun_for_late_records_that_failed_is_asked_for_again(tmp_path: Path)
     assert scene.asked() == []
 
 
-def test_a_cursor_of_a_former_release_owes_the_hours_that_have_no_row(scene: Scene) -> None:
+def test_hours_without_a_row_are_requested_after_an_upgrade(scene: Scene) -> None:
     complete(scene, hours=2)
     scene.make(1)
     scene.cursor = (NOON + 2 * HOUR).isoformat()
@@ -116,7 +116,7 @@ def test_a_cursor_of_a_former_release_owes_the_hours_that_have_no_row(scene: Sce
     assert scene.asked() == [hour(0, "complete.2")]
 
 
-def test_an_hour_that_fails_for_a_year_is_asked_for_a_bounded_number_of_times() -> None:
+def test_an_hour_that_fails_for_a_year_is_requested_a_bounded_number_of_times() -> None:
     now_s = 0.0
     asked = AskedHours(lambda: now_s, 60.0, NOON)
     asked.ask(NOON)
@@ -143,7 +143,7 @@ def test_runs_for_hours_that_failed_are_few_at_a_time() -> None:
     assert asked.due(lambda _: set(first)) == [], "those work still"
 
 
-def test_what_the_cursor_holds_is_bounded_and_what_is_given_up_is_named() -> None:
+def test_the_cursor_is_bounded_and_dropped_hours_are_named() -> None:
     asked = AskedHours(lambda: 0.0, 60.0, NOON)
     for number in range(OWED_MAX + 2):
         asked.owed[NOON + number * HOUR] = OwedHour(attempts=2)
@@ -174,13 +174,13 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("cursor", UNREADABLE)
-def test_an_unreadable_cursor_begins_anew(cursor: str) -> None:
+def test_an_unreadable_cursor_starts_from_nothing(cursor: str) -> None:
     asked = AskedHours(lambda: 0.0, 60.0, NOON)
     asked.recall(cursor, NOON)
     assert (asked.next, asked.owed) == (NOON, {})
 
 
-def test_a_late_record_of_an_hour_that_is_not_made_is_read_once(
+def test_late_records_of_an_hour_that_was_not_computed_are_read_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: an hour that fails for weeks does not cost a reading of the ledger at each tick."""
@@ -209,7 +209,7 @@ def test_a_late_record_of_an_hour_that_is_not_made_is_read_once(
     assert scene.late()["2026-03-01-12:00"] == 1
 
 
-def test_a_tick_reads_one_snapshot_and_the_sources_list_only_where_it_matters(
+def test_a_tick_reads_one_snapshot_and_the_shard_list_only_if_needed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete(scene)
@@ -229,7 +229,7 @@ def test_a_tick_reads_one_snapshot_and_the_sources_list_only_where_it_matters(
     assert calls == {"snapshot": 1}
 
 
-def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
+def test_an_hour_with_uncountable_late_records_does_not_stop_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete(scene, hours=3)
@@ -261,7 +261,7 @@ def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
     assert scene.late()["2026-03-01-13:00"] == 1
 
 
-def test_a_shard_whose_ledger_cannot_be_read_hides_no_other_shards_late_records(
+def test_an_unreadable_ledger_of_one_shard_does_not_hide_late_records_of_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete(scene)

@@ -54,7 +54,9 @@ class FollowingScene(Scene):
         return dict(run.tags)
 
 
-def test_what_was_never_seen_read_is_launched_at_once(instance: dg.DagsterInstance) -> None:
+def test_a_shard_that_was_never_seen_without_unread_records_is_launched_at_once(
+    instance: dg.DagsterInstance,
+) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}
     (request,) = scene.tick().run_requests
@@ -63,7 +65,7 @@ def test_what_was_never_seen_read_is_launched_at_once(instance: dg.DagsterInstan
     assert config["definition"]
 
 
-def test_a_run_is_launched_when_the_oldest_record_is_due_and_pulls_others_along(
+def test_a_run_is_launched_when_the_oldest_record_is_due_with_all_unread_shards(
     instance: dg.DagsterInstance,
 ) -> None:
     scene = FollowingScene(instance, commit_interval_s=20.0)
@@ -90,14 +92,14 @@ def test_an_interval_that_ends_between_two_ticks_is_not_exceeded_by_waiting(
     assert scene.later().run_requests
 
 
-def test_many_unread_records_wait_for_no_interval(instance: dg.DagsterInstance) -> None:
+def test_many_unread_records_are_launched_at_once(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance, commit_interval_s=1_000.0)
     scene.tick()
     scene.source.ends = {"0": scene.stream.limits.records_max}
     assert scene.later().run_requests
 
 
-def test_a_shard_with_news_joins_the_run_of_its_node(instance: dg.DagsterInstance) -> None:
+def test_a_shard_with_new_records_joins_the_run_of_its_node(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}
     (request,) = scene.tick().run_requests
@@ -126,7 +128,9 @@ def test_a_run_that_has_opened_its_shards_takes_others_at_once(
     assert offered(scene.tags(run_id)) == ("1",)
 
 
-def test_a_shard_whose_offer_came_too_late_gets_a_run_at_once(instance: dg.DagsterInstance) -> None:
+def test_a_shard_whose_run_ended_before_the_offer_gets_a_run_at_once(
+    instance: dg.DagsterInstance,
+) -> None:
     """Goal: a run that ended before it read the offer has not failed with the shard."""
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}
@@ -143,7 +147,7 @@ def test_a_shard_whose_offer_came_too_late_gets_a_run_at_once(instance: dg.Dagst
     assert served(second) == ("a", {"1"})
 
 
-def test_a_shard_that_no_run_takes_gets_one_of_its_own(instance: dg.DagsterInstance) -> None:
+def test_a_shard_that_no_run_opens_gets_a_separate_run(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}
     (request,) = scene.tick().run_requests
@@ -154,7 +158,7 @@ def test_a_shard_that_no_run_takes_gets_one_of_its_own(instance: dg.DagsterInsta
     assert served(second) == ("a", {"1"})
 
 
-def test_a_shard_waits_for_a_run_that_starts_and_not_for_ever(instance: dg.DagsterInstance) -> None:
+def test_a_shard_waits_for_a_starting_run_for_a_limited_time(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}
     (request,) = scene.tick().run_requests
@@ -178,7 +182,7 @@ def test_a_run_that_is_full_gets_no_more_shards(instance: dg.DagsterInstance) ->
     assert served(second) == ("a", {"2"})
 
 
-def test_runs_that_wait_end_where_shards_wait_for_a_run(instance: dg.DagsterInstance) -> None:
+def test_an_idle_run_ends_if_shards_wait_for_a_run(instance: dg.DagsterInstance) -> None:
     """Method: two runs of one shard each take both places of the node; a third shard has news."""
     scene = FollowingScene(instance, shards_per_run=1)
     scene.source.ends = {"0": 5, "1": 5}
@@ -191,7 +195,7 @@ def test_runs_that_wait_end_where_shards_wait_for_a_run(instance: dg.DagsterInst
     assert [FINISH_TAG in scene.tags(run) for run in runs].count(True) == 1
 
 
-def test_a_shard_that_a_long_run_let_go_is_free_for_the_next(instance: dg.DagsterInstance) -> None:
+def test_a_shard_released_by_a_long_run_can_join_another(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5, "1": 5}
     (request,) = scene.tick().run_requests

@@ -59,7 +59,7 @@ class Scene:
         return len(self.world.journal(X))
 
 
-def test_old_entries_go_once_an_hour() -> None:
+def test_old_entries_are_deleted_once_an_hour() -> None:
     scene = Scene()
     scene.tenures(200)
     assert scene.rounds.tick() == [], "nothing is old yet"
@@ -71,7 +71,7 @@ def test_old_entries_go_once_an_hour() -> None:
     assert scene.entries() == 201, "its first sight, and the young ones"
 
 
-def test_a_setting_keeps_everything() -> None:
+def test_the_setting_forever_keeps_all_history() -> None:
     scene = Scene(age=None)
     scene.tenures(200)
     scene.date += timedelta(days=10_000)
@@ -81,7 +81,7 @@ def test_a_setting_keeps_everything() -> None:
     assert scene.world.store.statements == before, "the store is not even asked"
 
 
-def test_output_expires_though_all_history_is_kept(tmp_path: Path) -> None:
+def test_output_expires_even_if_all_history_is_kept(tmp_path: Path) -> None:
     scene = Scene(age=None, output_age=MONTH, output=tmp_path)
     tenure = scene.world.open(A, X, "run").tenure
     for number in range(5):
@@ -127,7 +127,7 @@ def test_a_tick_does_a_bounded_part_of_a_round() -> None:
     assert store.statements["prune_outbox"] == 1, "the rest of the round came with later ticks"
 
 
-def test_a_store_that_refuses_is_told_and_left_alone_for_an_hour(
+def test_a_refusal_of_the_store_is_reported_and_retried_after_an_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene()

@@ -100,11 +100,11 @@ def scene(instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Scene
     return Scene(instance, agents=request.param)
 
 
-def test_a_quiet_round_says_that_there_was_nothing_to_do(scene: Scene) -> None:
+def test_a_tick_without_work_says_so(scene: Scene) -> None:
     assert scene.clean() == "No run has died, and none works without a lease."
 
 
-def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:
+def test_shards_of_a_killed_run_are_freed(scene: Scene) -> None:
     run = scene.add_run(DagsterRunStatus.FAILURE)
     opened = scene.open(run)
     assert f"shard 0 is free of run {run}" in scene.clean()
@@ -113,7 +113,7 @@ def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:
     assert scene.row().consumer_owner == A
 
 
-def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(scene: Scene) -> None:
+def test_a_started_run_without_a_process_is_failed_and_its_shards_are_freed(scene: Scene) -> None:
     place = process_note().partition("|")[0]
     run = scene.add_run(DagsterRunStatus.STARTED, f"{place}|4194303|1")
     scene.open(run)
@@ -122,14 +122,14 @@ def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(scen
     assert scene.row().consumer_run == ""
 
 
-def test_a_living_run_keeps_its_tenure(scene: Scene) -> None:
+def test_a_live_run_keeps_its_tenure(scene: Scene) -> None:
     run = scene.add_run(DagsterRunStatus.STARTED, process_note())
     opened = scene.open(run)
     scene.clean()
     assert scene.store.review([opened.tenure])[ZERO].current
 
 
-def test_a_run_of_another_deployment_with_the_same_node_name_is_left_alone(scene: Scene) -> None:
+def test_a_run_of_another_deployment_with_the_same_node_name_is_not_touched(scene: Scene) -> None:
     opened = scene.open("a-run-that-our-instance-does-not-know")
     scene.join("another-instance")
     scene.clean()
@@ -167,7 +167,7 @@ def test_a_run_that_lost_its_last_lease_is_terminated_or_failed_after_the_timeou
     assert scene.status(run) is status
 
 
-def test_a_run_that_works_for_too_long_is_ended_though_it_holds_its_shard(
+def test_a_run_that_exceeds_its_time_is_ended_even_if_it_holds_its_shard(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = Launcher(True)
@@ -206,7 +206,7 @@ def test_a_store_that_does_not_answer_is_one_sentence(
     assert scene.clean() == "The lease store does not answer."
 
 
-def test_a_dead_run_is_failed_though_the_lease_store_is_away(
+def test_a_dead_run_is_failed_during_an_outage_of_the_lease_store(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(*_: object) -> None:
@@ -221,7 +221,7 @@ def test_a_dead_run_is_failed_though_the_lease_store_is_away(
     assert scene.status(dead) is DagsterRunStatus.FAILURE
 
 
-def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
+def test_an_error_of_one_dead_run_does_not_stop_the_cleanup_of_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = scene.add_run(DagsterRunStatus.STARTED, "broken")
@@ -241,7 +241,7 @@ def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
     assert scene.status(broken) is DagsterRunStatus.STARTED
 
 
-def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
+def test_a_shard_that_cannot_be_freed_does_not_stop_the_end_of_runs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> bool:

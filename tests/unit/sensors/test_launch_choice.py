@@ -41,7 +41,7 @@ def blocked(shard: int, suspicion: Suspicion | None = None) -> IdleShard:
     return replace(idle(shard), blocked=True, suspicion=suspicion)
 
 
-def test_work_left_compares_checkpoint_and_end():
+def test_remaining_work_compares_checkpoint_and_end():
     assert work_left("3", bounds(), "begin") is Work.READ
     assert work_left("10", bounds(), "begin") is Work.NONE
     assert work_left("10", bounds(finished=True), "begin") is Work.FINISH
@@ -50,7 +50,7 @@ def test_work_left_compares_checkpoint_and_end():
     assert work_left(None, bounds(begin="0", end="0", finished=True), "begin") is Work.FINISH
 
 
-def test_a_shard_that_starts_at_the_end_needs_a_run_to_fix_where_that_is():
+def test_a_shard_that_starts_at_the_end_needs_a_run_that_stores_the_position():
     assert work_left(None, bounds(begin="10", end="10"), "end") is Work.READ
     assert work_left("10", bounds(begin="10", end="10"), "end") is Work.NONE
 
@@ -65,20 +65,20 @@ def test_a_child_whose_beginning_was_removed_needs_a_run_to_record_the_gap():
     assert work_left(None, whole, "begin", child=True) is Work.FINISH
 
 
-def test_a_shard_that_was_removed_needs_a_run_for_what_was_lost_and_then_none():
+def test_a_removed_shard_needs_one_run_that_records_the_gap():
     removed = removed_bounds("0")
     assert work_left(None, removed, "begin") is Work.READ
     assert work_left("3", removed, "begin") is Work.READ
     assert work_left(removed.end, removed, "begin") is Work.FINISH
 
 
-def test_launches_hold_at_most_shards_per_run_and_one_node_each():
+def test_launches_have_one_node_and_at_most_shards_per_run():
     ready = [idle(n) for n in range(5)] + [idle(7, B)]
     launches = choose_launches(ready, history=LaunchHistory(), runs_active={}, shards_per_run=2)
     assert [(run.node, len(run.shards)) for run in launches] == [(A, 2), (A, 2), (B, 1)]
 
 
-def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
+def test_a_shard_at_which_every_run_hangs_soon_gets_a_separate_run():
     """Method: a run that serves shard 7 commits nothing at all; any other one moves its shards."""
     history, at, now_s = LaunchHistory(), dict.fromkeys(range(64), "0"), 0.0
     launches_of_seven: list[int] = []
@@ -104,7 +104,7 @@ def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
     assert max(len(launch.shards) for launch in launches) == 63, "the others share a run again"
 
 
-def test_a_blocked_shard_has_a_run_of_its_own_and_never_takes_the_last_place_of_its_node():
+def test_a_blocked_shard_gets_a_separate_run_and_never_the_last_slot_of_its_node():
     ready = [blocked(0), blocked(1), *(idle(n) for n in range(2, 9))]
     launches = choose_launches(ready, history=LaunchHistory(), runs_active={}, shards_per_run=64)
     others = tuple(ShardId(str(n)) for n in range(2, 9))
@@ -120,7 +120,7 @@ def test_a_blocked_shard_has_a_run_of_its_own_and_never_takes_the_last_place_of_
     assert [launch.shards for launch in one_place] == [("0",)]
 
 
-def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_longer_each_time():
+def test_a_progressing_search_is_launched_at_once_and_a_held_shard_waits_longer_each_time():
     history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     suspicion = Suspicion(failure="it hangs").within(64)
     while suspicion.records > 1:
@@ -134,7 +134,7 @@ def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_
         assert history.wait_s(replace(held, epoch=epoch + 1), 0.0) == wait_s
 
 
-def test_a_node_gets_no_more_runs_than_it_may_have():
+def test_a_node_gets_at_most_its_number_of_runs():
     ready = [idle(n) for n in range(5)]
     launches = choose_launches(
         ready, history=LaunchHistory(), runs_active={A: 1}, shards_per_run=1, runs_per_node=2
@@ -159,7 +159,7 @@ def test_every_shard_is_served_once_before_any_is_served_twice(shards: int, per_
     assert len(set(served[:shards])) == shards
 
 
-def test_a_shard_without_progress_waits_longer_each_time_and_progress_forgives():
+def test_a_shard_without_progress_waits_longer_each_time_until_it_progresses():
     history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     now, waits = 0.0, []
     for epoch in range(8):
@@ -176,7 +176,7 @@ def test_a_shard_without_progress_waits_longer_each_time_and_progress_forgives()
     assert history.wait_s(replace(moved, epoch=10), now) == RETRY_FIRST_S
 
 
-def test_a_launch_that_never_began_is_made_again_at_once_and_then_after_longer_and_longer():
+def test_a_launch_that_never_started_is_repeated_at_once_and_then_after_growing_pauses():
     """No run has opened the shard since: the first one found no code server, say."""
     history, launch, shard = LaunchHistory(), Launch(A, (ShardId("0"),)), idle(0, epoch=4)
     waits: list[float] = []
@@ -188,7 +188,7 @@ def test_a_launch_that_never_began_is_made_again_at_once_and_then_after_longer_a
     assert history.wait_s(idle(0, epoch=5), 0.0) == RETRY_FIRST_S, "now a run has"
 
 
-def test_a_node_that_takes_a_shard_over_waits_for_nothing():
+def test_a_node_that_takes_over_a_shard_launches_at_once():
     history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     note(history, launch, [idle(0)], 0.0)
     assert history.wait_s(idle(0, epoch=1), 0.0) == RETRY_FIRST_S

@@ -7,7 +7,7 @@ from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
 from tests.unit.sensors.streams import scripted_stream
 
 
-def test_tags_of_a_run_are_few_and_short_however_many_shards_it_serves() -> None:
+def test_tags_of_a_run_are_few_and_short_for_any_number_of_shards() -> None:
     stream, _ = scripted_stream()
     shards = tuple(ShardId(f"shard-{number}") for number in range(1_000))
     request = run_request(stream, Launch(NodeName("node-a"), shards), "incarnation")

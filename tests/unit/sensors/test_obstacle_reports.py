@@ -64,7 +64,7 @@ def later_outcomes(
 
 
 @pytest.mark.parametrize("gave_up", [True, False], ids=["a transform raised", "a gap is held"])
-def test_a_run_that_failed_shows_at_the_next_tick_until_records_are_committed(
+def test_a_failed_run_is_shown_at_the_next_tick_until_records_are_committed(
     instance: dg.DagsterInstance, *, gave_up: bool
 ) -> None:
     scene = begun(instance)
@@ -82,7 +82,7 @@ def test_a_run_that_failed_shows_at_the_next_tick_until_records_are_committed(
     assert [passed for passed, _ in later_outcomes(instance, scene, 2)] == [True]
 
 
-def test_another_reason_is_reported_and_the_same_one_is_not(instance: dg.DagsterInstance) -> None:
+def test_only_a_changed_reason_is_reported(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     scene.source.ends[ONE] = 5
     reasons: list[str] = []
@@ -102,15 +102,13 @@ def test_several_shards_are_counted_and_listed(instance: dg.DagsterInstance) -> 
     assert why.startswith("2 of 4 shards make no progress. The last run of shard 1 of ")
 
 
-def test_a_shard_that_failed_and_is_read_to_its_end_all_the_same_is_green(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_a_failed_shard_that_caught_up_is_green(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     fail(scene, "Run 7 ended without closing it.")
     assert later_outcomes(instance, scene, 1) == []
 
 
-def test_a_held_record_shows_though_no_run_lived_to_report_it(instance: dg.DagsterInstance) -> None:
+def test_a_held_record_is_shown_without_a_report_of_a_run(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     tenure = scene.open(ONE, A, "gone").tenure
     scene.store.suspect(tenure, HELD, abandon=False)
@@ -119,7 +117,7 @@ def test_a_held_record_shows_though_no_run_lived_to_report_it(instance: dg.Dagst
     assert "is held at its beginning, because the record there stops every run (It hangs)" in why
 
 
-def test_a_source_that_refuses_shows_within_a_minute_until_it_answers(
+def test_a_refusing_source_is_shown_within_a_minute_until_it_answers(
     instance: dg.DagsterInstance,
 ) -> None:
     scene = begun(instance)
@@ -133,7 +131,7 @@ def test_a_source_that_refuses_shows_within_a_minute_until_it_answers(
     assert [passed for passed, _ in later_outcomes(instance, scene, 1)] == [True]
 
 
-def test_one_shard_that_its_source_cannot_read_shows_alone(instance: dg.DagsterInstance) -> None:
+def test_only_the_shard_that_its_source_cannot_read_is_shown(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     scene.source.damaged = {ONE}
     ((passed, why),) = later_outcomes(instance, scene, 11)
@@ -144,7 +142,7 @@ def test_one_shard_that_its_source_cannot_read_shows_alone(instance: dg.DagsterI
     assert [passed for passed, _ in later_outcomes(instance, scene, 61)] == [True]
 
 
-def test_a_group_without_a_node_shows_within_a_minute_until_one_joins(
+def test_a_group_without_a_node_is_shown_within_a_minute_until_one_joins(
     instance: dg.DagsterInstance,
 ) -> None:
     scene = begun(instance)
@@ -165,7 +163,7 @@ def test_a_group_without_a_node_shows_within_a_minute_until_one_joins(
     assert "Shard 0 of orders.eu/default is not read, because no node of the group is alive" in why
 
 
-def test_a_code_server_that_restarts_finds_what_is_red(instance: dg.DagsterInstance) -> None:
+def test_a_restarted_code_server_finds_failed_checks(instance: dg.DagsterInstance) -> None:
     scene = begun(instance)
     scene.source.ends[ONE] = 5
     fail(scene, REFUSED)
@@ -175,7 +173,7 @@ def test_a_code_server_that_restarts_finds_what_is_red(instance: dg.DagsterInsta
     assert [passed for passed, _ in later_outcomes(instance, scene, 1)] == [True]
 
 
-def test_what_a_run_stored_is_corrected(instance: dg.DagsterInstance) -> None:
+def test_an_outdated_check_of_a_run_is_corrected(instance: dg.DagsterInstance) -> None:
     """Goal: an outcome made on demand that is outdated when it is stored does not stay."""
     scene = begun(instance)
     outdated = ShardCheck(PROGRESS, False, "It failed.", {}).evaluation(scene.stream, None)

@@ -88,7 +88,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_each_batch_once_and_in_order_per_shard(scene: Scene) -> None:
+def test_a_hook_receives_each_batch_once_and_in_order_per_shard(scene: Scene) -> None:
     scene.commit(X)
     scene.commit(Y)
     scene.commit(X, 2)
@@ -101,7 +101,7 @@ def test_each_batch_once_and_in_order_per_shard(scene: Scene) -> None:
     assert len(scene.store.pending_events(scene.stream.key)) == 4, "Dagster hears of them apart"
 
 
-def test_what_a_hook_is_told(scene: Scene) -> None:
+def test_a_hook_receives_the_fields_of_a_batch(scene: Scene) -> None:
     scene.commit(X)
     scene.delivery().tick("")
     (batch,) = scene.calls
@@ -111,7 +111,7 @@ def test_what_a_hook_is_told(scene: Scene) -> None:
     assert (batch.finished, batch.attempt, batch.first_event_time) == (False, 1, None)
 
 
-def test_a_failure_holds_back_its_shard_alone_and_is_tried_again_later(scene: Scene) -> None:
+def test_a_failed_call_delays_only_its_shard_and_is_repeated(scene: Scene) -> None:
     scene.fails = lambda batch: ValueError("no room") if batch.batch_id == "x.1" else None
     scene.commit(X, 3)
     scene.commit(Y, 2)
@@ -136,7 +136,7 @@ def test_a_failure_holds_back_its_shard_alone_and_is_tried_again_later(scene: Sc
     assert scene.waiting() == 0
 
 
-def test_attempts_outlive_the_process(scene: Scene) -> None:
+def test_attempts_survive_a_restart(scene: Scene) -> None:
     scene.fails = lambda _: RuntimeError("down")
     scene.commit(X)
     for attempt in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_attempts_outlive_the_process(scene: Scene) -> None:
     assert (waiting.oldest.attempts, waiting.oldest.error) == (3, "RuntimeError: down")
 
 
-def test_a_delivery_that_dies_within_a_call_is_made_again(scene: Scene) -> None:
+def test_a_delivery_that_dies_within_a_call_is_repeated(scene: Scene) -> None:
     scene.commit(X, 2)
 
     def die(batch: CommittedBatch) -> None:
@@ -174,7 +174,7 @@ def test_one_deployment_delivers_at_a_time(scene: Scene) -> None:
     assert other.tick("").delivered == 1
 
 
-def test_a_deployment_that_was_taken_for_dead_settles_nothing(scene: Scene) -> None:
+def test_a_deployment_declared_dead_settles_nothing(scene: Scene) -> None:
     """1. a calls; 2. a is evicted meanwhile, b delivers; 3. a's call returns: its turn is over."""
     scene.commit(X, 2)
 
@@ -217,7 +217,7 @@ def test_a_call_that_does_not_return_is_named(scene: Scene) -> None:
     assert scene.waiting() == 0
 
 
-def test_a_tick_leaves_in_time(scene: Scene) -> None:
+def test_a_tick_ends_in_time(scene: Scene) -> None:
     def slow(batch: CommittedBatch) -> None:
         scene.now_s += TICK_BUDGET_S / 2
 
@@ -241,7 +241,7 @@ def test_a_tick_leaves_in_time(scene: Scene) -> None:
         ("KeyError: 'name'", "KeyError: 'name'"),
     ],
 )
-def test_what_looks_like_a_secret_is_left_out(line: str, safe: str) -> None:
+def test_text_that_looks_like_a_secret_is_removed_from_errors(line: str, safe: str) -> None:
     assert without_secrets(line).endswith(safe)
     assert "s3cret" not in without_secrets(line)
 
@@ -265,7 +265,7 @@ def test_a_stream_without_a_hook_has_no_delivery(scene: Scene) -> None:
         )
 
 
-def test_a_shard_whose_rows_cannot_be_read_holds_back_no_other(
+def test_unreadable_rows_of_one_shard_do_not_delay_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.commit(X)

@@ -84,7 +84,7 @@ def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged(instan
     assert store.pending_events(stream.key) == []
 
 
-def test_what_was_reported_and_not_flagged_is_flagged_and_not_reported_again(instance, monkeypatch):
+def test_reported_rows_without_a_flag_are_flagged_and_not_reported_again(instance, monkeypatch):
     stream, _ = scripted_stream(1)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 3)
@@ -102,7 +102,7 @@ def test_what_was_reported_and_not_flagged_is_flagged_and_not_reported_again(ins
     assert store.pending_events(stream.key) == []
 
 
-def test_what_a_run_reported_before_it_died_is_not_emitted_again(instance):
+def test_batches_that_a_dead_run_reported_are_not_reported_again(instance):
     """Of three batches, the run's own materialization covers the first two."""
     stream, _ = scripted_stream(1)
     _, store = memory_deployment()
@@ -145,7 +145,7 @@ def test_batches_of_a_live_run_are_left_to_it(instance):
 
 
 @pytest.mark.parametrize("refuses", ["", "Kafka does not answer."])
-def test_the_source_s_service_is_told_how_far_a_dead_run_came(instance, refuses):
+def test_checkpoints_of_a_dead_run_are_mirrored_to_the_service(instance, refuses):
     source = MirroringSource()
     stream = replace(scripted_stream(1)[0], source=source)
     deployment, store = memory_deployment()
@@ -166,7 +166,7 @@ def test_a_group_that_does_not_exist_yet_is_one_sentence(instance):
     assert outcome.line.endswith(".")
 
 
-def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypatch):
+def test_an_unreadable_row_does_not_delay_other_shards(instance, monkeypatch):
     """Method: the payload of one shard's rows is of a form that nobody foresaw."""
     stream, _ = scripted_stream(2)
     deployment, store = memory_deployment()
@@ -192,7 +192,7 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
     assert [event.partition for event in materialized(instance, stream)] == ["0", "1"]
 
 
-def test_a_shard_that_cannot_be_reported_takes_no_place_from_the_others(instance, monkeypatch):
+def test_a_shard_that_cannot_be_reported_does_not_delay_others(instance, monkeypatch):
     """Goal: more of its rows than a tick reports, and older ones, come first in the outbox."""
     monkeypatch.setattr("dagster_leasehold.sensors.outbox.EVENTS_PER_TICK_MAX", 2)
     stream, _ = scripted_stream(2)

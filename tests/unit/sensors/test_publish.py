@@ -82,7 +82,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(Publishing(tmp_path))
 
 
-def test_what_waits_is_published_once_an_interval(scene: Scene) -> None:
+def test_waiting_batches_are_published_once_an_interval(scene: Scene) -> None:
     assert scene.tick() == "Everything that is committed is published."
     scene.consume()
     assert scene.tick().startswith("Published 6 batches of 21 records.")
@@ -101,7 +101,7 @@ def test_ticks_as_far_apart_as_the_interval_publish_each_time(scene: Scene) -> N
         assert scene.tick().startswith("Published")
 
 
-def test_a_tick_that_comes_late_does_not_cost_the_next_one(scene: Scene) -> None:
+def test_a_late_tick_does_not_delay_the_next_publication(scene: Scene) -> None:
     """Goal: what is committed is in the table an interval later, whenever the ticks come."""
     for gap_s in (5.0, 6.4, 3.6, 8.0, 2.0):
         scene.consume()
@@ -130,7 +130,7 @@ def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
     assert scene.tick() == f"Everything that is committed is published.{place}"
 
 
-def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> None:
+def test_a_changing_table_is_observed_regularly(scene: Scene) -> None:
     """Goal: an observation holds what is to be seen of the table; many snapshots make few."""
     shown = list[dg.AssetObservation]()
     with dg.DagsterInstance.ephemeral() as instance:
@@ -197,7 +197,7 @@ def test_the_outcome_of_the_check_is_stored_when_it_changes_and_once_a_day(
         assert checked(scene, instance) == agree
 
 
-def test_a_comparison_that_fails_is_tried_again_and_fails_nothing_else(
+def test_a_failed_comparison_is_repeated_and_fails_no_other_step(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.consume()
@@ -217,7 +217,7 @@ def test_a_comparison_that_fails_is_tried_again_and_fails_nothing_else(
         assert len(scene.watches[NODE].checked(instance)) == 1
 
 
-def test_two_deployments_make_one_snapshot_an_interval(scene: Scene) -> None:
+def test_two_deployments_publish_one_snapshot_per_interval(scene: Scene) -> None:
     """Method: both tick each second; each knows of the other only what the store says."""
     published = 0
     for _ in range(60):
@@ -284,7 +284,7 @@ def test_a_run_leaves_the_lock_to_another_run_of_its_node(scene: Scene) -> None:
     assert runs.first.tick()[0].startswith("Everything that is committed is published.")
 
 
-def test_a_lock_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) -> None:
+def test_the_lock_of_an_unknown_run_is_taken_over_after_a_time(scene: Scene) -> None:
     runs = Runs(scene)
     scene.consume()
     runs.leave_turn()
@@ -313,7 +313,7 @@ def test_a_run_that_cannot_open_the_catalog_holds_no_lock(
     assert scene.tick().startswith("Published 6 batches")
 
 
-def test_a_run_publishes_what_it_commits_beside_its_batches(scene: Scene) -> None:
+def test_a_run_publishes_its_commits_while_it_consumes(scene: Scene) -> None:
     runs = Runs(scene)
     with PublishingRun(runs.first) as publishing:
         for _ in range(3):
@@ -328,7 +328,7 @@ def test_a_run_publishes_what_it_commits_beside_its_batches(scene: Scene) -> Non
     assert publication.node is None
 
 
-def test_a_run_goes_on_while_the_catalog_is_away(
+def test_a_run_continues_during_an_outage_of_the_catalog(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = Runs(scene)
@@ -358,7 +358,7 @@ def test_an_idle_tick_costs_two_statements(scene: Scene) -> None:
     scene.tick()
 
 
-def test_a_publication_that_fails_is_tried_again_later(
+def test_a_failed_publication_is_repeated_later(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.consume()
@@ -380,7 +380,7 @@ def test_a_publication_that_fails_is_tried_again_later(
     assert scene.publishing.published() == scene.publishing.committed()
 
 
-def test_a_catalog_that_refuses_is_asked_once_a_wait_and_people_see_it(
+def test_a_refused_publication_is_repeated_after_a_wait_and_shown_in_status(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: an hour of refusals is a few attempts, further apart each time, and with jitter."""
@@ -419,7 +419,7 @@ def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
     )
 
 
-def test_the_step_loads_no_pyiceberg_before_something_waits() -> None:
+def test_the_step_loads_pyiceberg_only_if_batches_wait() -> None:
     code = (
         "import sys; from dagster_leasehold.sensors.publish import publish_step; "
         "import dagster_leasehold.orchestration.build; "

@@ -92,7 +92,7 @@ def served(request: dg.RunRequest) -> tuple[str, set[str]]:
     return config["node"], set(config["shards"])
 
 
-def test_a_first_tick_before_any_shard_list_asks_the_source_itself(instance):
+def test_a_first_tick_without_a_stored_shard_list_reads_the_source(instance):
     scene = Scene(instance, nodes="a")
     scene.source.ends = {"0": 5}
     (request,) = scene.tick().run_requests
@@ -106,7 +106,7 @@ def test_a_source_without_a_log_yet_is_one_sentence(instance):
     assert scene.tick().line == scene.source.down
 
 
-def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_news(instance):
+def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_records(instance):
     scene = Scene(instance)
     scene.sync()
     scene.source.ends = {"0": 5, "1": 5, "2": 5}
@@ -121,7 +121,7 @@ def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_new
         assert all(scene.row(shard).consumer_owner == node for shard in shards)
 
 
-def test_what_a_killed_run_left_open_is_freed_and_launched_again_in_one_tick(instance, monkeypatch):
+def test_shards_of_a_killed_run_are_freed_and_launched_in_one_tick(instance, monkeypatch):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = dict.fromkeys("0123", 5)
@@ -161,7 +161,7 @@ def test_a_shard_of_an_active_run_is_not_launched_again(instance, status):
     assert not scene.tick().run_requests
 
 
-def test_a_materialization_that_waits_in_the_queue_keeps_its_partition_to_itself(instance):
+def test_the_partition_of_a_queued_materialization_is_not_launched(instance):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = {"0": 5}
@@ -217,7 +217,7 @@ def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
     assert "nothing to change" in result.line
 
 
-def test_a_source_that_does_not_answer_costs_no_lease(instance):
+def test_an_unavailable_source_costs_no_lease(instance):
     scene = Scene(instance)
     scene.sync()
     scene.source.down = "The source does not answer: try later."
@@ -248,7 +248,7 @@ def test_the_cursor_stays_small(instance):
     assert len(scene.cursor) < 1_000
 
 
-def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(instance):
+def test_a_damaged_shard_is_named_and_does_not_stop_runs_of_others(instance):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = dict.fromkeys("0123", 5)
@@ -260,7 +260,7 @@ def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(i
     assert again in scene.tick().line
 
 
-def test_an_idle_tick_is_three_statements_however_many_shards(instance):
+def test_an_idle_tick_of_the_sensor_costs_three_statements_for_any_number_of_shards(instance):
     for shards in (4, 300):
         scene = Scene(instance, shards=shards, nodes="a", clock=ManualClock(step_s=5.0))
         scene.sync()
@@ -272,7 +272,7 @@ def test_an_idle_tick_is_three_statements_however_many_shards(instance):
         assert scene.store.statements.total() - before <= 3 * 6
 
 
-def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
+def test_the_cost_of_ticks_is_stored_for_the_status_command(instance, tmp_path):
     scene = Scene(instance, nodes="a", clock=ManualClock(step_s=0.5))
     path = tmp_path / "upkeep" / "orders.json"
     scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path)
@@ -322,7 +322,7 @@ def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies
     assert not one.store.review([opened.tenure])[ShardId(lost)].current
 
 
-def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_alone(instance):
+def test_a_second_deployment_with_the_same_node_name_does_not_touch_runs_of_the_first(instance):
     clock = ManualClock()
     one = Scene(instance, nodes="a", clock=clock)
     one.source.ends = {"0": 5}
@@ -366,9 +366,7 @@ def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
     assert "nothing to read in 2 shards" in result.line
 
 
-def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_beats(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_each_complete_tick_leaves_a_mark_for_agents(instance: dg.DagsterInstance) -> None:
     scene = Scene(instance)
     key = scene.stream.key
 

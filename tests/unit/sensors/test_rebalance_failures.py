@@ -13,7 +13,7 @@ from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import A, Scene, served
 
 
-def test_what_nobody_foresaw_of_one_shard_stops_no_other(instance, monkeypatch):
+def test_an_unexpected_error_of_one_shard_does_not_stop_others(instance, monkeypatch):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = dict.fromkeys("0123", 5)
@@ -31,7 +31,7 @@ def test_what_nobody_foresaw_of_one_shard_stops_no_other(instance, monkeypatch):
     assert "shard 2 is tried again" in scene.tick().line
 
 
-def test_a_shard_whose_work_cannot_be_told_stops_no_other(instance, monkeypatch):
+def test_a_shard_with_unknown_work_does_not_stop_others(instance, monkeypatch):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = {"0": 5, "1": 6, "2": 7, "3": 8}
@@ -46,7 +46,7 @@ def test_a_shard_whose_work_cannot_be_told_stops_no_other(instance, monkeypatch)
     assert served(request) == ("a", {"0", "1", "3"})
 
 
-def test_launching_that_fails_keeps_leases_and_memory(instance, monkeypatch):
+def test_a_failed_launch_keeps_leases_and_memory(instance, monkeypatch):
     """Goal: Dagster's storage is away for runs alone; the nodes beat, and nobody is forgotten."""
     scene = Scene(instance, nodes="a")
     scene.sync()
@@ -61,7 +61,7 @@ def test_launching_that_fails_keeps_leases_and_memory(instance, monkeypatch):
     assert scene.cursor
 
 
-def test_a_shard_that_a_queued_run_of_a_person_serves_is_left_to_it(instance):
+def test_a_shard_of_a_queued_manual_run_is_left_to_it(instance):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = dict.fromkeys("0123", 5)
@@ -77,7 +77,7 @@ def test_a_shard_that_a_queued_run_of_a_person_serves_is_left_to_it(instance):
     assert served(request) == ("a", {"0", "2", "3"})
 
 
-def test_a_run_that_a_person_gave_no_valid_node_stops_no_tick(instance):
+def test_a_manual_run_with_an_invalid_node_does_not_fail_a_tick(instance):
     scene = Scene(instance, nodes="a")
     scene.sync()
     scene.source.ends = {"0": 5}

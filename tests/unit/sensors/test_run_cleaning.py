@@ -17,32 +17,32 @@ def overdue(memory: HoldingMemory, active: list[ActiveRun], holding: set[str], n
     return memory.overdue(active, holding, now_s=now_s, grace_s=20.0)
 
 
-def test_a_run_that_holds_nothing_any_more_is_overdue_after_the_grace_time():
+def test_a_run_without_shards_is_overdue_after_the_grace_time():
     memory, run = HoldingMemory(), started("run-1")
     assert overdue(memory, [run], {"run-1"}, 0.0) == []
     assert overdue(memory, [run], set(), 20.0) == []
     assert overdue(memory, [run], set(), 20.1) == ["run-1"]
 
 
-def test_a_run_that_still_starts_up_has_not_held_anything_yet():
+def test_a_starting_run_is_not_overdue():
     memory, run = HoldingMemory(), started("run-1")
     assert overdue(memory, [run], set(), 0.0) == []
     assert overdue(memory, [run], set(), NEVER_HELD_GRACE_S) == []
 
 
-def test_a_run_that_died_before_it_opened_a_shard_is_overdue_in_the_end():
+def test_a_run_that_died_before_it_opened_a_shard_becomes_overdue():
     memory, run = HoldingMemory(), started("run-1")
     assert overdue(memory, [run], set(), 0.0) == []
     assert overdue(memory, [run], set(), NEVER_HELD_GRACE_S + 0.1) == ["run-1"]
 
 
-def test_a_run_for_one_partition_may_wait_for_its_shard_as_long_as_it_likes():
+def test_a_run_for_one_partition_can_wait_for_its_shard_without_a_limit():
     memory, run = HoldingMemory(), started("run-1", launched=False)
     assert overdue(memory, [run], set(), 0.0) == []
     assert overdue(memory, [run], set(), 10_000.0) == []
 
 
-def test_a_run_of_partitions_may_report_them_long_after_it_let_the_last_one_go():
+def test_a_run_of_partitions_can_report_long_after_its_last_release():
     memory, run = HoldingMemory(), started("run-1", launched=False)
     assert overdue(memory, [run], {"run-1"}, 0.0) == []
     assert overdue(memory, [run], set(), PARTITIONS_GRACE_S) == []
@@ -56,7 +56,7 @@ def test_a_run_that_ended_is_forgotten():
     assert overdue(memory, [run], set(), 60.0) == []
 
 
-def test_a_run_is_at_work_since_it_was_first_seen_whatever_the_clock_of_its_host() -> None:
+def test_the_age_of_a_run_counts_from_its_first_observation() -> None:
     memory = WorkMemory()
     assert memory.overdue({"run-1": 60.0}, now_s=1_000.0) == []
     assert memory.overdue({"run-1": 60.0, "run-2": 600.0}, now_s=1_060.0) == []

@@ -191,7 +191,7 @@ def test_a_sensor_works_in_every_shape(scene: Scene, works: Callable[[Scene], No
     works(scene)
 
 
-def test_a_node_of_our_name_in_another_deployment_delivers_nothing_of_ours() -> None:
+def test_a_node_of_the_same_name_in_another_deployment_delivers_no_batch_of_ours() -> None:
     """Method: our name is answered to from elsewhere; its turn must not be taken in its name."""
     with dg.DagsterInstance.ephemeral() as instance:
         scene = Scene(instance, SHAPES["embedded"])

@@ -49,7 +49,7 @@ def test_a_split_adds_children_that_wait_and_removes_nothing(instance):
     assert states["1"] is states["2"] is ShardState.WAIT
 
 
-def test_an_unchanged_list_costs_no_statement_but_is_repeated_now_and_then(instance):
+def test_an_unchanged_list_costs_no_statement_and_is_stored_again_regularly(instance):
     stream, _ = scripted_stream(3)
     deployment, store = memory_deployment()
     step = shard_list_step(stream, deployment)
@@ -73,7 +73,7 @@ def test_a_source_that_does_not_answer_is_one_sentence_and_no_failed_tick(instan
     assert partitions(instance) == ["0", "1"]
 
 
-def test_lease_tables_that_raise_keep_no_partition_from_being_added(instance, monkeypatch):
+def test_an_error_of_the_lease_tables_does_not_prevent_new_partitions(instance, monkeypatch):
     stream, _ = scripted_stream(2)
     deployment, store = memory_deployment()
     step = shard_list_step(stream, deployment)
@@ -90,7 +90,7 @@ def test_lease_tables_that_raise_keep_no_partition_from_being_added(instance, mo
     assert [row.shard for row in store.snapshot(stream.key).shards] == ["0", "1"]
 
 
-def test_the_log_is_observed_now_and_then_if_something_has_changed(instance):
+def test_a_changed_log_is_observed_regularly(instance):
     stream, source = scripted_stream(3)
     source.ends = {"0": 5, "1": 70, "2": 0}
     deployment, _ = memory_deployment()

@@ -125,7 +125,7 @@ def world() -> Iterator[World]:
         yield made
 
 
-def test_the_living_deployment_gets_everything_and_gives_it_back(world: World) -> None:
+def test_the_live_deployment_gets_all_shards_and_returns_them(world: World) -> None:
     world.west.ticking = False
     world.run(2 * TIMEOUT_S)
     assert world.owners() == dict.fromkeys("abcd", 3), "a daemon may start again within 2 T"
@@ -141,7 +141,7 @@ def test_the_living_deployment_gets_everything_and_gives_it_back(world: World) -
     assert world.moves() - moves == 2 * 6
 
 
-def test_while_all_daemons_are_down_nothing_moves_nor_afterwards(world: World) -> None:
+def test_an_outage_of_all_daemons_moves_no_shard(world: World) -> None:
     moves = world.moves()
     for site in world.sites:
         site.ticking = False
@@ -155,7 +155,7 @@ def test_while_all_daemons_are_down_nothing_moves_nor_afterwards(world: World) -
     assert world.moves() == moves
 
 
-def test_a_run_at_work_lets_go_at_its_next_batch(world: World) -> None:
+def test_a_working_run_releases_a_shard_after_its_batch(world: World) -> None:
     row = next(r for r in world.store.snapshot(world.key).shards if r.consumer_owner == "c")
     opened = world.store.open_tenure(world.key, row.shard, C, "run")
     assert isinstance(opened, Opened)
@@ -166,7 +166,7 @@ def test_a_run_at_work_lets_go_at_its_next_batch(world: World) -> None:
     assert world.owners()[C] == 0
 
 
-def test_an_outage_of_the_lease_store_silences_nobody(world: World) -> None:
+def test_an_outage_of_the_lease_store_does_not_count_as_silence(world: World) -> None:
     moves = world.moves()
     world.store.away = True
     world.run(300)
@@ -176,7 +176,7 @@ def test_an_outage_of_the_lease_store_silences_nobody(world: World) -> None:
     assert world.moves() == moves
 
 
-def test_a_deployment_whose_storage_is_away_gives_its_shards_to_the_other(world: World) -> None:
+def test_a_deployment_without_its_storage_loses_its_shards_to_the_other(world: World) -> None:
     world.west.readable = world.west.ticking = False
     world.run(2 * TIMEOUT_S + 20)
     assert world.owners() == {"a": 6, "b": 6}

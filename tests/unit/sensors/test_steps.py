@@ -68,7 +68,7 @@ def counting(tick: Tick) -> Outcome:
     return Outcome(f"called {count} times", cursor=str(count))
 
 
-def test_each_step_has_a_line_and_a_cursor_of_its_own(instance: dg.DagsterInstance) -> None:
+def test_each_step_has_its_own_line_and_cursor(instance: dg.DagsterInstance) -> None:
     sensor = Sensor(
         instance, step(ORDERS, counting), step(CLICKS, counting), step(CLICKS, counting, "more")
     )
@@ -85,7 +85,7 @@ def test_each_step_has_a_line_and_a_cursor_of_its_own(instance: dg.DagsterInstan
     }
 
 
-def test_a_restarted_server_goes_on_with_the_cursors_of_its_streams(
+def test_a_restarted_server_continues_with_the_cursors_of_its_streams(
     instance: dg.DagsterInstance,
 ) -> None:
     before = Sensor(instance, step(ORDERS, counting), step(CLICKS, counting))
@@ -97,7 +97,7 @@ def test_a_restarted_server_goes_on_with_the_cursors_of_its_streams(
 
 
 @pytest.mark.parametrize("cursor", ["", "{", "7", "[4]", '{"orders work": 4}'])
-def test_an_unreadable_cursor_counts_as_none(instance: dg.DagsterInstance, cursor: str) -> None:
+def test_an_unreadable_cursor_is_ignored(instance: dg.DagsterInstance, cursor: str) -> None:
     sensor = Sensor(instance, step(ORDERS, counting))
     sensor.cursor = cursor
     assert sensor.lines() == ["orders work: called 1 times"]
@@ -113,7 +113,7 @@ def test_a_step_is_called_once_an_interval(instance: dg.DagsterInstance) -> None
     assert sensor.lines() == ["orders often: called 4 times", "orders seldom: called 2 times"]
 
 
-def test_a_step_that_hangs_delays_no_other_and_is_delivered_later(
+def test_a_hanging_step_delays_no_other_and_reports_later(
     instance: dg.DagsterInstance, short_ticks: None
 ) -> None:
     go_on, calls = Event(), list[int]()
@@ -155,7 +155,7 @@ def test_runs_to_launch_end_the_tick_of_those_that_watch(
     assert sensor.tick().run_requests == [REQUEST]
 
 
-def test_a_step_that_fails_keeps_no_other_from_its_cursor_or_its_runs(
+def test_a_failing_step_does_not_stop_cursors_and_runs_of_others(
     instance: dg.DagsterInstance,
 ) -> None:
     def away(_: Tick) -> Outcome:
@@ -168,7 +168,7 @@ def test_a_step_that_fails_keeps_no_other_from_its_cursor_or_its_runs(
     ]
 
 
-def test_what_nobody_foresaw_fails_the_tick_unless_something_would_be_lost(
+def test_an_unexpected_error_fails_the_tick_unless_runs_would_be_lost(
     instance: dg.DagsterInstance,
 ) -> None:
     def broken(_: Tick) -> Outcome:
@@ -181,9 +181,7 @@ def test_what_nobody_foresaw_fails_the_tick_unless_something_would_be_lost(
         quiet.tick()
 
 
-def test_an_explanation_has_its_limit_and_begins_with_what_is_wrong(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_a_tick_message_is_bounded_and_starts_with_errors(instance: dg.DagsterInstance) -> None:
     quiet = [step(CLICKS, lambda _: Outcome("x" * 500), str(n)) for n in range(40)]
     sensor = Sensor(instance, *quiet, step(ORDERS, lambda _: Outcome("wrong", trouble=True)))
     lines = sensor.lines()

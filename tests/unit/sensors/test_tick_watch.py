@@ -75,40 +75,38 @@ def test_the_tick_ends_before_the_next_one(instance: dg.DagsterInstance) -> None
     assert WATCH_S - POLL_S < watched.now_s <= WATCH_S < LOOK_S
 
 
-def test_a_shard_that_is_finished_is_news(instance: dg.DagsterInstance) -> None:
+def test_a_finished_shard_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.happens = [(1.0, lambda: watched.source.finished.add("0"))]
     assert watched.news()
 
 
-def test_nothing_is_watched_where_the_next_tick_is_soon_enough(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_no_tick_waits_if_the_next_one_is_soon_enough(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance, commit_interval_s=LOOK_S)
     assert not watched.news()
     assert watched.looks == 0
 
 
-def test_nothing_is_watched_where_it_would_hold_up_other_sensors() -> None:
+def test_no_tick_waits_if_it_would_delay_other_sensors() -> None:
     with dg.DagsterInstance.ephemeral() as without_threads:
         watched = Watched(without_threads)
         assert not watched.news()
         assert watched.looks == 0
 
 
-def test_a_tick_that_is_over_is_not_held_up(instance: dg.DagsterInstance) -> None:
+def test_a_completed_tick_is_not_delayed(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     assert not watched.watch.news(instance, watched.served, 0.0, lambda _: True)
 
 
-def test_a_source_that_fails_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
+def test_a_failing_source_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.happens = [(1.0, lambda: setattr(watched.source, "down", "the service is away"))]
     assert not watched.news()
     assert watched.now_s == 1.0
 
 
-def test_a_source_that_answers_slowly_is_asked_seldom(instance: dg.DagsterInstance) -> None:
+def test_a_slow_source_is_polled_less_often(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     asked = watched.source.bounds
 
@@ -129,7 +127,7 @@ def process() -> Generator[subprocess.Popen[bytes]]:
         waiting.kill()
 
 
-def test_a_run_whose_process_ends_is_news(instance: dg.DagsterInstance) -> None:
+def test_a_run_whose_process_ends_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     with process() as run:
         watched.served = Served({}, [str(ProcessIdentity.of(run.pid))])
@@ -138,7 +136,7 @@ def test_a_run_whose_process_ends_is_news(instance: dg.DagsterInstance) -> None:
     assert watched.now_s <= 1.2 + ENDED_S
 
 
-def test_a_shard_that_a_run_lets_go_is_news(instance: dg.DagsterInstance) -> None:
+def test_a_released_shard_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.served = Served(QUIET, freed=lambda: watched.now_s >= 1.2)
     assert watched.news()
@@ -178,7 +176,9 @@ def test_a_tick_replaces_a_run_that_dies_while_it_waits(instance: dg.DagsterInst
     assert stored.status is DagsterRunStatus.FAILURE
 
 
-def test_a_tick_launches_a_run_for_what_came_while_it_waited(instance: dg.DagsterInstance) -> None:
+def test_a_tick_launches_a_run_for_records_that_arrived_while_it_waited(
+    instance: dg.DagsterInstance,
+) -> None:
     scene = Scene(instance, nodes="a")
     scene.stream = replace(scene.stream, pace=Pace(commit_interval_s=0.0))
     now_s = [0.0]

@@ -118,7 +118,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_an_hour_is_asked_for_once_every_shard_has_passed_it(scene: Scene) -> None:
+def test_an_hour_is_requested_once_every_shard_has_passed_it(scene: Scene) -> None:
     scene.append("0", 5, 65)
     assert scene.asked() == []
     assert "held back by shard 1, which has no output yet" in str(scene.tick().skip_reason)
@@ -131,7 +131,7 @@ def test_an_hour_is_asked_for_once_every_shard_has_passed_it(scene: Scene) -> No
     assert scene.asked() == []
 
 
-def test_a_lost_cursor_asks_with_the_same_run_keys(scene: Scene) -> None:
+def test_a_lost_cursor_requests_the_same_run_keys(scene: Scene) -> None:
     scene.append("0", 65)
     scene.append("1", 65)
     first = scene.asked()
@@ -140,7 +140,7 @@ def test_a_lost_cursor_asks_with_the_same_run_keys(scene: Scene) -> None:
     assert len(scene.cursor or "") < 100
 
 
-def test_a_split_in_mid_flight_holds_hours_back(scene: Scene) -> None:
+def test_a_split_in_progress_delays_hours(scene: Scene) -> None:
     scene.append("0", 30, 65)
     scene.append("1", 70, 200)
     scene.world.log.split("0")
@@ -156,7 +156,7 @@ def test_a_split_in_mid_flight_holds_hours_back(scene: Scene) -> None:
     assert scene.asked() == [hour(0)]
 
 
-def test_an_idle_shard_holds_back_unless_it_is_allowed_for(tmp_path: Path) -> None:
+def test_an_idle_shard_delays_hours_without_idle_after_s(tmp_path: Path) -> None:
     for allowance_s, expected in ((None, []), (60.0, [hour(0)])):
         scene = Scene(tmp_path / str(allowance_s), idle_after_s=allowance_s)
         scene.append("0", 5, 65)
@@ -173,7 +173,7 @@ def test_an_idle_shard_holds_back_unless_it_is_allowed_for(tmp_path: Path) -> No
         assert scene.asked() == expected
 
 
-def test_a_restart_counts_idle_time_anew(tmp_path: Path) -> None:
+def test_a_restart_resets_the_idle_time(tmp_path: Path) -> None:
     scene = Scene(tmp_path, idle_after_s=60.0)
     scene.append("0", 65)
     scene.append("1", 5)
@@ -185,7 +185,7 @@ def test_a_restart_counts_idle_time_anew(tmp_path: Path) -> None:
     assert scene.asked() == [hour(0)]
 
 
-def test_a_source_that_cannot_tell_its_end_is_asked_from_the_checkpoints(
+def test_a_source_without_bounds_is_read_from_the_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bounds_after(self: LocalLog, cursors: dict[ShardId, str]) -> dict[ShardId, ShardBounds]:
@@ -225,7 +225,7 @@ def test_late_records_are_counted_once_and_dropped(scene: Scene) -> None:
     assert observation.metadata["late_records"].value == 3
 
 
-def test_late_records_are_counted_although_they_were_merged_first(scene: Scene) -> None:
+def test_late_records_are_counted_even_if_they_were_merged_first(scene: Scene) -> None:
     scene.append("0", 5, 65)
     scene.append("1", 5, 65)
     scene.tick()
@@ -252,7 +252,7 @@ def test_late_records_are_counted_once_they_are_published(scene: Scene) -> None:
     assert scene.late() == {"2026-03-01-12:00": 2}
 
 
-def test_a_rerun_is_asked_for_with_a_key_of_its_own_and_not_too_often(tmp_path: Path) -> None:
+def test_a_rerun_is_requested_with_a_separate_key_and_a_minimum_pause(tmp_path: Path) -> None:
     scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
     scene.append("0", 5, 65)
     scene.append("1", 5, 65)
@@ -273,7 +273,7 @@ def test_a_rerun_is_asked_for_with_a_key_of_its_own_and_not_too_often(tmp_path: 
     assert scene.late() == {"2026-03-01-12:00": 2}
 
 
-def test_hours_ahead_of_this_hosts_clock_wait(tmp_path: Path) -> None:
+def test_hours_in_the_future_of_this_host_wait(tmp_path: Path) -> None:
     """Dagster has no partition for an hour that its clock has not passed."""
     scene = Scene(tmp_path)
     years = 60 * 24 * 365 * 100
@@ -285,7 +285,9 @@ def test_hours_ahead_of_this_hosts_clock_wait(tmp_path: Path) -> None:
     assert "ahead of this host's clock" in str(scene.tick().skip_reason)
 
 
-def test_a_source_that_is_down_is_said_and_the_cursor_stays(scene: Scene, tmp_path: Path) -> None:
+def test_an_unavailable_source_is_reported_and_the_cursor_stays(
+    scene: Scene, tmp_path: Path
+) -> None:
     scene.append("0", 65)
     scene.append("1", 65)
     sensor = build_watermark_sensor(scene.hourly)

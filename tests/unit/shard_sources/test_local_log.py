@@ -141,7 +141,7 @@ class TestTimes:
         asked=st.integers(-1, 51),
         per_append=st.integers(1, 7),
     )
-    def test_finds_the_first_record_at_or_after_a_time(
+    def test_a_time_finds_the_first_record_at_or_after_it(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         seconds: list[int],
@@ -159,7 +159,7 @@ class TestTimes:
 
 
 class TestMistakes:
-    def test_a_missing_log(self, tmp_path: Path) -> None:
+    def test_a_missing_log_is_an_error(self, tmp_path: Path) -> None:
         log = LocalLog(tmp_path / "none")
         assert not log.exists
         for attempt in (
@@ -187,14 +187,14 @@ class TestMistakes:
             b"[" * 100_000,
         ],
     )
-    def test_a_damaged_catalog(self, tmp_path: Path, stored: bytes) -> None:
+    def test_a_damaged_catalog_is_an_error(self, tmp_path: Path, stored: bytes) -> None:
         log = new_log(tmp_path / "log")
         (log.root / "catalog.json").write_bytes(stored)
         with pytest.raises(LogCorrupt, match=r"catalog.json is damaged") as raised:
             LocalLog.open(log.root)
         assert "\n" not in str(raised.value)
 
-    def test_a_catalog_with_a_hostile_shard(self, tmp_path: Path) -> None:
+    def test_a_catalog_with_a_hostile_shard_is_refused(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         path = log.root / "catalog.json"
         path.write_text(path.read_text().replace('"shard": "1"', '"shard": "../../x"'))
@@ -216,11 +216,11 @@ class TestMistakes:
         assert read_all(LocalLog.create(log.root, 1, exist_ok=True)) == [b"kept"]
 
     @pytest.mark.parametrize("shards", [0, -1, 100_001])
-    def test_a_number_of_shards_out_of_range(self, tmp_path: Path, shards: int) -> None:
+    def test_a_number_of_shards_out_of_range_is_refused(self, tmp_path: Path, shards: int) -> None:
         with pytest.raises(UserMistake, match="use 1 to"):
             LocalLog.create(tmp_path / "log", shards)
 
-    def test_a_folder_that_cannot_be_created(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_created_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(UserMistake, match="No log can be created"):
             LocalLog.create(tmp_path / "file" / "log", 2)
@@ -281,5 +281,5 @@ def test_small_batches_are_combined_in_order_up_to_a_size() -> None:
     assert [batch.num_rows for batch in together] == [8192, 8192, 20_000 - 2 * 8192]
 
 
-def test_no_batches_are_combined_to_none() -> None:
+def test_combining_no_batches_returns_none() -> None:
     assert list(combined([])) == []

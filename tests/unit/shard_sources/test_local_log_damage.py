@@ -56,7 +56,7 @@ def check_repaired(log: LocalLog, records: list[bytes]) -> None:
 
 
 class TestTornTails:
-    def test_a_file_above_the_head_at_every_length(self, log: LocalLog) -> None:
+    def test_a_file_above_the_head_is_removed_at_every_length(self, log: LocalLog) -> None:
         """A disk that kept its name and lost its bytes in a power failure."""
         _, last = data_files(log)
         heads = heads_of_first_append(log)
@@ -66,7 +66,7 @@ class TestTornTails:
             (log.root / HEADS_FILE).write_bytes(heads)
             check_repaired(log, WHOLE)
 
-    def test_a_head_torn_at_every_byte(self, log: LocalLog) -> None:
+    def test_a_head_torn_at_any_byte_is_detected(self, log: LocalLog) -> None:
         """Killed while it wrote the head: the records are complete, and can count."""
         before, after = heads_of_first_append(log), (log.root / HEADS_FILE).read_bytes()
         files = data_files(log)
@@ -80,7 +80,7 @@ class TestTornTails:
                 assert log.append("0", []) == ("4", "4"), "the next writer takes them over"
             check_repaired(log, WHOLE + LAST)
 
-    def test_a_head_torn_before_a_compaction(self, log: LocalLog) -> None:
+    def test_a_head_torn_before_a_compaction_is_detected(self, log: LocalLog) -> None:
         """The older slot ends in the middle of the larger file."""
         with log.writer("0") as writer:
             for number in range(4, SMALL_FILES_MAX + 2):
@@ -100,7 +100,7 @@ class TestTornTails:
         check_repaired(log, WHOLE + LAST)
         assert not draft.exists()
 
-    def test_small_files_beside_their_compacted_file(self, log: LocalLog) -> None:
+    def test_small_files_beside_their_compacted_file_are_ignored(self, log: LocalLog) -> None:
         """Killed before it removed them."""
         small = {file: file.read_bytes() for file in data_files(log)}
         with log.writer("0") as writer:
@@ -120,7 +120,7 @@ class TestTornTails:
 
 
 class TestDamage:
-    def test_a_flipped_bit_anywhere_in_a_file(self, log: LocalLog) -> None:
+    def test_a_flipped_bit_anywhere_in_a_file_is_detected(self, log: LocalLog) -> None:
         for file in (whole := data_files(log)):
             content = file.read_bytes()
             for at in range(len(file_header()), len(content)):
@@ -136,7 +136,7 @@ class TestDamage:
                     assert values_of(list(log.read(ReadRange(ZERO, "0", "2")))) == WHOLE
             file.write_bytes(content)
 
-    def test_a_file_in_the_middle(self, tmp_path: Path) -> None:
+    def test_a_missing_file_in_the_middle_is_detected(self, tmp_path: Path) -> None:
         """A short file or a missing one is damage, unless retention removed it."""
         log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
         for value in WHOLE + LAST:
@@ -199,7 +199,7 @@ class TestDisk:
             writer.append([b"more"])
         assert steps == ["flush .draft", "name .arrow", "flush 0", "write head", "flush heads"]
 
-    def test_a_read_only_folder(self, log: LocalLog) -> None:
+    def test_a_read_only_folder_can_be_read(self, log: LocalLog) -> None:
         # A lock file that is a folder refuses every user, the superuser included.
         lock = shard_folder(log.root, ZERO) / "write.lock"
         lock.unlink(missing_ok=True)

@@ -101,7 +101,7 @@ def test_the_declared_size_is_that_of_the_buffers(count: int) -> None:
     assert rows.nbytes <= size_of(encoded) <= sum(b.size for b in buffers) + 64 * len(buffers)
 
 
-def test_the_largest_record_is_no_bomb() -> None:
+def test_the_largest_record_is_accepted() -> None:
     """A reader accepts what a writer can write, compressible or not."""
     many = {f"name {n}": "x" * 1000 for n in range(1000)}
     for record in (
@@ -156,7 +156,7 @@ def test_a_declared_terabyte_is_not_allocated(log: LocalLog) -> None:
             list(log.read(ReadRange(ZERO, "0", "1")))
 
 
-def test_other_records_than_the_footer_counts(log: LocalLog) -> None:
+def test_a_wrong_count_in_the_footer_is_detected(log: LocalLog) -> None:
     encoded = encode(RECORDS, NOW).encoded
     for records in (19, 21, 2**31):
         forge(log, encoded, entry_of(encoded, records))
@@ -164,14 +164,14 @@ def test_other_records_than_the_footer_counts(log: LocalLog) -> None:
             list(log.read(ReadRange(ZERO, "0", "5")))
 
 
-def test_other_offsets_than_the_name_says(log: LocalLog) -> None:
+def test_offsets_that_contradict_the_file_name_are_detected(log: LocalLog) -> None:
     (file,) = data_files(log)
     file.rename(file.with_name(f"{0:020d}-{21:020d}.arrow"))
     with pytest.raises(LogCorrupt, match="other offsets than its name"):
         read(log)
 
 
-def test_entries_with_a_hole(log: LocalLog) -> None:
+def test_entries_with_a_hole_are_detected(log: LocalLog) -> None:
     (file,) = data_files(log)
     encoded = encode(RECORDS[:9], NOW).encoded
     first = entry_of(encoded, 9)
@@ -217,6 +217,6 @@ def test_any_damage_under_a_right_checksum_has_a_typed_outcome(log: LocalLog) ->
 
 
 @pytest.mark.parametrize("metadata", [b"", b"\0" * 8, b"\xff" * 64, struct.pack("<I", 10**9)])
-def test_other_bytes_as_metadata(metadata: bytes) -> None:
+def test_invalid_metadata_is_detected(metadata: bytes) -> None:
     with pytest.raises(MessageMalformed):
         decoded_size(metadata, b"")

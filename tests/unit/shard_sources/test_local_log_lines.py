@@ -69,7 +69,7 @@ class TestLines:
             with pytest.raises(UserMistake, match=f"{path} cannot be read"):
                 check_readable([path])
 
-    def test_more_shards_than_open_files(self, tmp_path: Path) -> None:
+    def test_lines_are_loaded_into_more_shards_than_open_files(self, tmp_path: Path) -> None:
         """Each shard needs four open files while it is written."""
         import os
         import resource
@@ -97,7 +97,7 @@ class TestLines:
             log.append_lines(file, tmp_path)
         assert read_all(log) == []
 
-    def test_a_line_too_long_is_named(
+    def test_a_line_that_is_too_long_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from dagster_leasehold.shard_sources.local_log import lines

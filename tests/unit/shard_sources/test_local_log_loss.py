@@ -121,7 +121,7 @@ def test_damage_at_a_random_place_of_any_file_is_never_silent(tmp_path: Path, su
     assert (refused > 0) is (suffix != ".lock"), "the damage was seen at all"
 
 
-def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
+def test_a_truncated_emptied_or_removed_last_file_is_detected(tmp_path: Path) -> None:
     """Every way to lose the end of a shard, including its folder."""
 
     def zero(file: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_damaged_head_stops_its_shard_alone(tmp_path: Path) -> None:
     assert read(log, ONE) == expected[ONE]
 
 
-def test_retention_that_was_killed_before_it_removed_anything(
+def test_retention_that_was_killed_before_its_first_removal_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The beginning moves first, and the next retention removes the remaining files."""

@@ -86,7 +86,7 @@ class TestRetention:
         assert len(data_files(log)) == 10
         return log
 
-    def test_removes_what_is_older(self, tmp_path: Path) -> None:
+    def test_retention_removes_older_files(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         assert log.retain("0", NOW + timedelta(hours=4)) == "4"
         assert read_all(log) == [b"%d" % n for n in range(4, 10)]
@@ -96,13 +96,13 @@ class TestRetention:
             list(log.read(ReadRange(ZERO, "0", "9")))
         assert log.cursor_at(ZERO, NOW) == "4"
 
-    def test_removes_what_is_before_a_cursor(self, tmp_path: Path) -> None:
+    def test_retention_removes_files_before_a_cursor(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         assert log.retain("0", "7") == "7"
         assert log.retain("0", "7") == "7"
         assert log.cursor_at(ZERO, Position.BEGIN) == "7"
 
-    def test_keeps_the_end_when_everything_is_removed(self, tmp_path: Path) -> None:
+    def test_retention_of_everything_keeps_the_end(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         log.split("0")
         assert log.retain("0", NOW + timedelta(days=9)) == "10"
@@ -116,7 +116,7 @@ class TestRetention:
         assert log.append("0", [b"next"]) == ("10", "11")
         assert read_all(log) == [b"next"]
 
-    def test_removes_everything_beside_an_active_writer(self, tmp_path: Path) -> None:
+    def test_retention_works_beside_an_active_writer(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         with log.writer("0") as writer:
             assert log.retain("0", "10") == "10"

@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.source import Position, ReadRange
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_position_or_none(text: str) -> None:
+def test_any_text_is_a_position_or_refused(text: str) -> None:
     position = parse_position(text)
     assert position is None or isinstance(position, Position | datetime)
 

@@ -75,14 +75,14 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
-def test_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
+def test_the_registry_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
     log = LocalLog(tmp_path)
     reader = reader_from_options(log.spark_options())
     assert type(reader) is LocalLogReader
     assert reader.root == tmp_path
 
 
-def test_opens_a_local_log_in_the_home_or_at_its_option(tmp_path: Path) -> None:
+def test_the_registry_opens_a_local_log_in_the_home_or_at_its_option(tmp_path: Path) -> None:
     log = open_source("local_log", {}, PLACE)
     assert isinstance(log, LocalLog)
     assert log.root == PLACE.folder.absolute()

@@ -23,7 +23,7 @@ class Service:
         return "answer"
 
 
-def test_asks_until_there_is_an_answer_with_pauses_in_between() -> None:
+def test_a_request_is_repeated_with_pauses_until_it_succeeds() -> None:
     service = Service(SourceThrottled("slow down"), SourceUnavailable("away"))
     assert ask(service, sleep=service.slept.append) == "answer"
     assert service.requests == 3
@@ -31,13 +31,13 @@ def test_asks_until_there_is_an_answer_with_pauses_in_between() -> None:
     assert all(0 <= pause <= PAUSE_MAX_S for pause in service.slept)
 
 
-def test_waits_at_least_as_long_as_the_service_demands() -> None:
+def test_a_retry_waits_at_least_as_long_as_the_service_demands() -> None:
     service = Service(SourceThrottled("slow down", retry_after_s=7.5))
     ask(service, sleep=service.slept.append)
     assert service.slept == [7.5]
 
 
-def test_gives_up_with_the_last_error() -> None:
+def test_a_retry_gives_up_with_the_last_error() -> None:
     errors = [SourceThrottled(f"no. {number}") for number in range(ATTEMPTS + 3)]
     service = Service(*errors)
     with pytest.raises(SourceThrottled, match=f"no. {ATTEMPTS - 1}"):

@@ -44,7 +44,7 @@ def test_a_record_has_the_same_result_alone_and_among_others(
 
 
 @pytest.mark.parametrize("bad", [b"{broken", b'{"id": "seven"}', b'{"id": 1, "at": "noon"}', None])
-def test_one_bad_record_leaves_thousands_beside_it_as_they_are(bad: bytes | None) -> None:
+def test_a_bad_record_changes_no_other_record_of_its_table(bad: bytes | None) -> None:
     values: list[bytes | None] = [record(n) for n in range(20_000)]
     for at in (0, 5_000, 19_999):
         values[at] = bad
@@ -57,7 +57,7 @@ def test_one_bad_record_leaves_thousands_beside_it_as_they_are(bad: bytes | None
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
-def test_values_may_be_bytes_or_text_in_chunks_and_slices(kind: pa.DataType) -> None:
+def test_values_can_be_bytes_or_text_in_chunks_and_slices(kind: pa.DataType) -> None:
     values = pa.array([record(n) for n in range(10)], pa.binary()).cast(kind)
     chunks = pa.chunked_array([values.slice(2, 3), values.slice(0, 0), values.slice(7)], kind)
     result = parse_json(pa.table({"payload": chunks}), SCHEMA, "payload")
@@ -76,7 +76,7 @@ def test_the_error_names_the_column() -> None:
     ]
 
 
-def test_what_cannot_be_parsed_at_all_is_one_sentence() -> None:
+def test_a_column_that_cannot_be_parsed_is_refused_in_one_sentence() -> None:
     table = pa.table({"value": [b"{}"], "n": [1]})
     cases = {
         "no column payload to parse: they have value, n": lambda: parse_json(
@@ -98,7 +98,7 @@ def test_what_cannot_be_parsed_at_all_is_one_sentence() -> None:
         assert message in str(caught.value)
 
 
-def test_a_piece_is_bounded_in_bytes() -> None:
+def test_the_pieces_of_a_table_are_bounded_in_bytes() -> None:
     values = [b'{"name": "' + b"x" * 100_000 + b'"}'] * 300
     fields, errors = parse_column(table_of(values), "value", JsonFormat(fields_of("name STRING")))
     assert errors.null_count == 300

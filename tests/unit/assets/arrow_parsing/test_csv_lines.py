@@ -58,7 +58,7 @@ def test_a_line_is_read_the_same_alone_and_among_others(separator: str) -> None:
         assert parsed([*plain, last], letter) == [("x", "y")] * 3 + [None]
 
 
-def test_a_line_may_have_one_field() -> None:
+def test_a_line_can_have_one_field() -> None:
     table = pa.table({"value": [b"x", b"", b" ", b'"a\nb"', b"x,y"]})
     result = parse_csv(table, "a STRING")
     assert result["a"].to_pylist() == ["x", None, None, "a\nb", None]

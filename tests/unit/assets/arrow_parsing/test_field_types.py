@@ -12,7 +12,7 @@ from dagster_leasehold.assets.errors import TransformError
 NESTED = pa.list_(pa.field("element", pa.struct([("x", pa.map_(pa.string(), pa.float64()))])))
 
 
-def test_ddl_in_all_its_forms() -> None:
+def test_every_form_of_ddl_is_parsed() -> None:
     ddl = (
         "a INT, b: string NOT NULL COMMENT 'x, y: z', `c``d e` decimal(10, 2) comment \"it's\",\n"
         "f ARRAY<STRUCT<x: MAP<STRING,DOUBLE>>>, g dec, date DATE, h TIMESTAMP, i timestamp_ntz"
@@ -32,7 +32,7 @@ def test_ddl_in_all_its_forms() -> None:
     assert fields_of("struct<a: int, b: byte>") == fields_of("a INTEGER, b TINYINT")
 
 
-def test_a_schema_of_spark_is_its_ddl() -> None:
+def test_a_schema_of_spark_equals_its_ddl() -> None:
     inner = t.StructType().add("x", t.MapType(t.StringType(), t.DoubleType()))
     schema = (
         t.StructType()

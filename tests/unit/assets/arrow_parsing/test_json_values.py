@@ -102,7 +102,7 @@ def test_a_field_is_read_the_same_alone_and_among_others(kind: str) -> None:
     assert parsed(kind, list(good)) == list(good.values())
 
 
-def test_a_value_is_one_object_and_nothing_else() -> None:
+def test_a_value_has_to_be_exactly_one_object() -> None:
     table = pa.table({"value": pa.array(list(WHOLE), pa.binary())})
     result = parse_json(table, "n INT")
     assert result["n"].to_pylist() == list(WHOLE.values())

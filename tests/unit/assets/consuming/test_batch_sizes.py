@@ -20,7 +20,7 @@ def full(sizes: BatchSizes) -> list[tuple[int, int]]:
     return [(sizes.limits.records_max, 1), (1, 1)]
 
 
-def test_the_first_batch_is_modest() -> None:
+def test_the_first_batch_is_small() -> None:
     assert BatchSizes(LARGE, 120.0).limits == FIRST
 
 
@@ -32,7 +32,7 @@ def test_no_batch_exceeds_the_limits_of_the_stream() -> None:
         assert sizes.expected_s == pytest.approx(0.01), "it grows no more"
 
 
-def test_batches_grow_while_a_run_is_behind_and_quick() -> None:
+def test_batches_grow_while_a_fast_run_catches_up() -> None:
     sizes = BatchSizes(LARGE, 120.0)
     sizes.made(full(sizes), took_s=0.5)
     assert sizes.limits.records_max == FIRST.records_max * CHANGE_MAX
@@ -41,7 +41,7 @@ def test_batches_grow_while_a_run_is_behind_and_quick() -> None:
     assert sizes.limits == LARGE
 
 
-def test_a_limit_on_records_alone_makes_no_batch_longer_than_it_is() -> None:
+def test_batches_at_the_record_limit_keep_their_expected_time() -> None:
     sizes = BatchSizes(Limits(records_max=4), 120.0)
     for _ in range(3):
         sizes.made([(4, 40)], took_s=3.0)
@@ -65,7 +65,7 @@ def test_a_slow_transform_makes_batches_smaller() -> None:
     assert sizes.limits.records_max == BATCH_TARGET_S
 
 
-def test_the_start_of_spark_makes_no_batch_smaller() -> None:
+def test_the_start_of_spark_does_not_shrink_batches() -> None:
     sizes = BatchSizes(Limits(records_max=40), 120.0)
     sizes.made([(40, 400)], took_s=25.0)
     assert sizes.limits.records_max == 40
@@ -73,14 +73,14 @@ def test_the_start_of_spark_makes_no_batch_smaller() -> None:
     assert sizes.limits.records_max == 16, "so slow are the records themselves"
 
 
-def test_a_short_hand_over_makes_batches_shorter() -> None:
+def test_a_short_transfer_limit_makes_batches_shorter() -> None:
     sizes = BatchSizes(Limits(10_000_000, 10**12), 8.0)
     for _ in range(10):
         sizes.made(full(sizes), took_s=sizes.limits.records_max / 50_000)
     assert sizes.expected_s == pytest.approx(2.0)
 
 
-def test_batches_at_the_head_of_the_log_change_nothing() -> None:
+def test_batches_at_the_end_of_the_log_do_not_change_the_size() -> None:
     sizes = BatchSizes(LARGE, 120.0)
     sizes.made([(100, 5_000), (20, 900)], took_s=0.3)
     assert sizes.limits == FIRST

@@ -30,7 +30,7 @@ def consume(world: World, cursors: dict[ShardId, str], run: str = "run-1") -> di
     return world.consume(run, bootstrap=cursors)
 
 
-def test_consumption_starts_there_and_a_restart_does_not_go_back(world: World) -> None:
+def test_consumption_starts_at_the_bootstrap_cursor_and_a_restart_continues(world: World) -> None:
     reports = consume(world, {ZERO: "4"})
     assert (reports[ZERO].start, reports[ZERO].end) == ("4", "10")
     assert (reports[ONE].start, reports[ONE].end) == ("0", "10")
@@ -42,7 +42,7 @@ def test_consumption_starts_there_and_a_restart_does_not_go_back(world: World) -
     assert verify(world.store, world.key) == []
 
 
-def test_another_cursor_reads_again_from_there_and_each_record_is_there_once(world: World) -> None:
+def test_another_bootstrap_cursor_reads_again_and_keeps_each_record_once(world: World) -> None:
     consume(world, {})
     reports = consume(world, {ZERO: "4"}, "run-2")
     assert (reports[ZERO].start, reports[ZERO].end) == ("4", "10")
@@ -71,7 +71,7 @@ def test_a_cursor_beyond_the_end_is_clamped_and_recorded_as_a_gap(world: World) 
     assert verify(world.store, world.key) == []
 
 
-def test_a_cursor_beyond_the_end_goes_back_over_nothing_that_is_committed(world: World) -> None:
+def test_a_cursor_beyond_the_end_never_goes_back_over_committed_records(world: World) -> None:
     """1. All is committed. 2. The cursor lies beyond it. 3. A gap back would double records."""
     consume(world, {})
     reports = consume(world, {ZERO: "99"}, "run-2")
@@ -82,7 +82,7 @@ def test_a_cursor_beyond_the_end_goes_back_over_nothing_that_is_committed(world:
     assert verify(world.store, world.key) == []
 
 
-def test_a_run_that_died_after_it_was_started_at_the_end_is_continued(world: World) -> None:
+def test_the_next_run_keeps_the_start_position_of_a_run_that_died(world: World) -> None:
     world.store.bootstrap(world.key, ZERO, NODE, "99", run="died", start="10")
     reports = consume(world, {ZERO: "99"})
     assert reports[ZERO].start == "10"
@@ -91,7 +91,7 @@ def test_a_run_that_died_after_it_was_started_at_the_end_is_continued(world: Wor
 @pytest.mark.parametrize(
     ("cursor", "says"), [("nonsense", "nonsense"), ("3", "batch"), ("-5", "-5")]
 )
-def test_a_cursor_that_cannot_be_taken_fails_its_shard_alone(
+def test_an_impossible_bootstrap_cursor_fails_only_its_shard(
     world: World, cursor: str, says: str
 ) -> None:
     consume(world, {})
@@ -102,7 +102,7 @@ def test_a_cursor_that_cannot_be_taken_fails_its_shard_alone(
     assert (world.lease("0").check_point, world.lease("0").bootstrap) == ("10", None)
 
 
-def test_the_cursors_are_those_of_the_nodes_row_in_a_pinned_group(world: World) -> None:
+def test_bootstrap_cursors_come_from_the_row_of_a_pinned_node(world: World) -> None:
     row = replace(world.store.pulse(world.key).nodes[0], pinned={ZERO: "4", ONE: None})
     pulse = replace(world.store.pulse(world.key), nodes=(row,))
     assert bootstrap_cursors(pulse, NODE) == {"0": "4"}

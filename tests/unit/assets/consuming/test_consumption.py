@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_reads_everything_once_and_reports_it(world: World) -> None:
+def test_a_run_reads_and_reports_every_record_once(world: World) -> None:
     """Goal: the plain course. Method: ten records a shard, in batches of four."""
     reports = world.consume()
     for shard in (ZERO, ONE):
@@ -69,7 +69,7 @@ def test_a_record_with_an_impossible_time_is_committed_counted_and_named(
     assert "cursor 10" in line
 
 
-def test_sweepers_that_follow_one_another_never_write_to_one_place(world: World) -> None:
+def test_consecutive_sweepers_never_write_into_one_folder(world: World) -> None:
     """Method: each is gone when the next one is made, which may get its memory."""
     for _ in range(5):
         ArrowSweeper(world.log, world.place)([ReadRange(ZERO, "0", "4")], {ZERO: range(1)})
@@ -91,7 +91,7 @@ def test_a_run_that_finds_nothing_starts_no_sweep(world: World) -> None:
     assert reports[ZERO].batches == 0
 
 
-def test_the_next_run_goes_on_where_the_last_one_stopped(world: World) -> None:
+def test_the_next_run_continues_at_the_last_checkpoint(world: World) -> None:
     world.consume("run-1")
     world.append(ZERO, 3)
     report = world.consume("run-2")[ZERO]
@@ -121,7 +121,7 @@ def test_an_empty_finished_shard_needs_no_batch(tmp_path: Path) -> None:
     assert world.store.batches(world.key) == []
 
 
-def test_children_begin_at_their_beginning_whatever_the_group_says(tmp_path: Path) -> None:
+def test_children_start_at_their_first_record_for_any_initial_position(tmp_path: Path) -> None:
     """Goal: `end` must not skip records of a shard that came from a split."""
     world = World(tmp_path, shards=1, records=2, declaration={"initial_position": "end"})
     assert world.consume()[ZERO].end == "2"
@@ -135,7 +135,7 @@ def test_children_begin_at_their_beginning_whatever_the_group_says(tmp_path: Pat
     assert world.committed(first) == world.expected(first, 3)
 
 
-def test_the_end_stays_the_end_of_the_first_opening(tmp_path: Path) -> None:
+def test_the_initial_position_end_is_fixed_at_the_first_opening(tmp_path: Path) -> None:
     """Goal: a run that dies before its first commit must not move where the group begins."""
     world = World(tmp_path, shards=1, records=2, declaration={"initial_position": "end"})
     world.consume("run-1")
@@ -180,7 +180,7 @@ def test_a_leftover_intent_to_the_end_of_a_finished_shard_finishes_it(tmp_path: 
     assert world.committed(ZERO) == world.expected(ZERO, 3)
 
 
-def test_a_shard_that_fails_stops_alone(world: World) -> None:
+def test_a_failing_shard_stops_alone(world: World) -> None:
     world.sweeper.results[ZERO] = TransformError("The transform raised ValueError: boom.")
     reports = world.consume()
     assert reports[ZERO].stopped is StopReason.FAILED
@@ -235,7 +235,7 @@ def test_a_transfer_is_handed_over_at_the_next_boundary(world: World) -> None:
     assert world.committed(ZERO) == world.expected(ZERO, 10)
 
 
-def test_a_lost_lease_publishes_nothing(world: World) -> None:
+def test_a_run_with_a_lost_lease_commits_nothing(world: World) -> None:
     """Goal: the stale holder. Method: the node is evicted while its sweep runs."""
 
     def evict() -> None:
@@ -252,7 +252,7 @@ def test_a_lost_lease_publishes_nothing(world: World) -> None:
     assert world.store.batches(world.key) == []
 
 
-def test_distrust_before_a_commit_keeps_it_from_happening(world: World) -> None:
+def test_a_run_that_cannot_trust_its_lease_does_not_commit(world: World) -> None:
     def doubt() -> None:
         world.beat.trusted = False
 
@@ -263,7 +263,7 @@ def test_distrust_before_a_commit_keeps_it_from_happening(world: World) -> None:
     assert world.lease(ZERO).consumer_run == ""
 
 
-def test_distrust_at_the_start_reads_nothing(world: World) -> None:
+def test_a_run_that_cannot_trust_its_lease_reads_nothing(world: World) -> None:
     world.beat.trusted = False
     reports = world.consume()
     assert {report.stopped for report in reports.values()} == {StopReason.UNTRUSTED}
@@ -299,7 +299,7 @@ def test_a_requested_stop_is_obeyed_at_the_boundary(world: World) -> None:
     assert {report.batches for report in reports.values()} == {2}
 
 
-def test_the_time_of_a_batch_is_announced_once_while_it_stays_alike(world: World) -> None:
+def test_the_time_of_a_batch_is_announced_again_only_if_it_changed(world: World) -> None:
     def take_time() -> None:
         world.now_s += 3.0
 
@@ -324,9 +324,7 @@ def test_a_run_of_many_shards_opens_announces_and_closes_them_together(tmp_path:
         assert world.store.statements[verb] == 1, verb
 
 
-def test_a_shard_that_cannot_be_opened_with_the_others_keeps_none_of_them_shut(
-    world: World,
-) -> None:
+def test_a_shard_that_cannot_be_opened_does_not_keep_others_closed(world: World) -> None:
     """Method: opening one shard raises an unexpected error, with others and alone."""
     original = world.store.open_tenures
 
@@ -342,7 +340,7 @@ def test_a_shard_that_cannot_be_opened_with_the_others_keeps_none_of_them_shut(
     assert "a row that nobody can read" in reports[ONE].error
 
 
-def test_a_store_that_does_not_answer_is_asked_once_to_open(world: World) -> None:
+def test_an_unavailable_store_is_called_once_to_open_all_shards(world: World) -> None:
     asked: list[object] = []
 
     def unavailable(*arguments: object, **_: object) -> None:
@@ -398,7 +396,7 @@ def test_a_dead_run_is_replaced(world: World) -> None:
     assert reports[ZERO].records == 10
 
 
-def test_spark_gone_fails_all_open_shards_and_lets_them_go(world: World) -> None:
+def test_a_lost_spark_fails_and_releases_all_open_shards(world: World) -> None:
     def vanish() -> None:
         raise SparkUnavailable("Spark does not answer.")
 
@@ -417,7 +415,7 @@ def test_an_interrupted_sweep_counts_as_distrust(world: World) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_lets_all_shards_go_and_goes_on(
+def test_an_interrupt_releases_all_shards_and_propagates(
     world: World, interrupt: type[BaseException]
 ) -> None:
     def raise_it() -> None:
@@ -429,7 +427,7 @@ def test_an_interrupt_lets_all_shards_go_and_goes_on(
     assert [world.lease(shard).consumer_run for shard in (ZERO, ONE)] == ["", ""]
 
 
-def test_a_store_that_goes_away_is_one_sentence_per_shard(world: World) -> None:
+def test_a_lost_store_is_one_sentence_per_shard(world: World) -> None:
     """Goal: closing must neither hide the cause nor wait once per shard."""
     closed: list[object] = []
 
@@ -454,7 +452,7 @@ def test_a_group_that_was_deleted_is_one_sentence_per_shard(world: World) -> Non
     assert all("no consumer group" in report.error for report in reports.values())
 
 
-def test_after_commit_hears_of_each_batch_in_order(world: World) -> None:
+def test_after_commit_receives_each_batch_in_order(world: World) -> None:
     heard: list[tuple[str, str, str]] = []
     world.consume(
         after_commit=lambda commits: heard.extend((c.tenure.shard, c.start, c.end) for c in commits)
@@ -466,7 +464,7 @@ def test_after_commit_hears_of_each_batch_in_order(world: World) -> None:
     ]
 
 
-def test_states_of_the_machine(world: World) -> None:
+def test_a_consumer_is_processing_and_then_stopped(world: World) -> None:
     consumer = world.consumer()
     seen: set[ConsumerState] = set()
     world.sweeper.before = lambda: seen.update(consumer.states().values())
@@ -475,7 +473,7 @@ def test_states_of_the_machine(world: World) -> None:
     assert set(consumer.states().values()) == {ConsumerState.STOP_COMPLETED}
 
 
-def test_initial_positions() -> None:
+def test_initial_positions_are_parsed() -> None:
     assert initial_position("begin") is Position.BEGIN
     assert initial_position("end") is Position.END
     assert initial_position("2026-01-31T08:00:00+00:00") == datetime(2026, 1, 31, 8, tzinfo=UTC)

@@ -20,7 +20,7 @@ class TimedSource(ScriptedSource):
         return {shard: NOW - timedelta(seconds=9) for shard in cursors if shard == "0"}
 
 
-def test_the_age_of_the_oldest_unread_record_is_told_where_the_source_tells_it() -> None:
+def test_the_age_of_the_oldest_unread_record_is_reported_if_the_source_knows_it() -> None:
     source = TimedSource(ends={"0": 5, "1": 5, "2": 5})
     reports = {
         ShardId(shard): ConsumptionReport(ShardId(shard), StopReason.BUDGET_ENDED, end=end)
@@ -31,7 +31,7 @@ def test_the_age_of_the_oldest_unread_record_is_told_where_the_source_tells_it()
     assert lags == {"0": (2, 9.0), "1": (2, None), "2": (0, 0.0), "3": (None, None)}
 
 
-def test_a_source_that_is_away_leaves_both_unknown() -> None:
+def test_an_unavailable_source_leaves_lag_and_age_unknown() -> None:
     source = TimedSource(ends={"0": 5}, down="The log is away.")
     report = ConsumptionReport(ShardId("0"), StopReason.BUDGET_ENDED, end="3")
     (only,) = with_lag_after(source, {ShardId("0"): report}, NOW).values()

@@ -39,7 +39,7 @@ def test_a_batch_of_other_arrow_types_is_cast() -> None:
     assert exact(batch)[0] is batch
 
 
-def test_statistics_of_batches() -> None:
+def test_statistics_of_batches_are_computed() -> None:
     empty = record_schema().empty_table().to_batches() or [
         pa.RecordBatch.from_pylist([], schema=record_schema())
     ]
@@ -57,7 +57,7 @@ def test_statistics_of_batches() -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=9), max_size=9), max_size=9))
-def test_statistics_are_the_same_in_slices_and_in_portions(parts: list[list[bytes]]) -> None:
+def test_statistics_do_not_depend_on_slices_and_portions(parts: list[list[bytes]]) -> None:
     values = [value for part in parts for value in part]
     expected = add(RangeStatistics(), batch(list(values)))
     whole = batch([b"before", *values, b"after"])

@@ -110,9 +110,7 @@ def test_unread_records_are_committed_at_once_and_the_run_ends_when_idle(scene: 
     assert scene.world.now_s == pytest.approx(SWEEP_S + 60.0, abs=2.0)
 
 
-def test_a_record_is_committed_when_it_is_due_and_pulls_the_other_shards_along(
-    scene: Scene,
-) -> None:
+def test_a_due_record_is_committed_together_with_those_of_other_shards(scene: Scene) -> None:
     scene.append_at(25.3, ZERO)
     scene.append_at(31.0, ONE, 5)
     scene.follow()
@@ -133,7 +131,7 @@ def test_a_steady_stream_has_one_batch_per_shard_and_interval(scene: Scene) -> N
     assert per_shard == {"0": 11, "1": 11}
 
 
-def test_no_spark_job_runs_and_little_is_asked_while_nothing_is_due(scene: Scene) -> None:
+def test_a_run_with_nothing_due_starts_no_spark_job_and_makes_few_requests(scene: Scene) -> None:
     scene.follow()
     assert len(scene.world.sweeper.sweeps) == 1
     assert scene.calls["review"] <= 60 / ANSWER_S + 3
@@ -158,7 +156,9 @@ def test_an_interval_of_zero_commits_at_once_but_rests_between_batches(tmp_path:
     assert gaps[:-1] == pytest.approx([BATCH_EVERY_S] * (len(gaps) - 1))
 
 
-def test_a_record_that_comes_during_a_slow_batch_is_due_by_the_look_before_it(scene: Scene) -> None:
+def test_a_record_that_arrives_during_a_slow_batch_is_due_from_the_check_before(
+    scene: Scene,
+) -> None:
     """It may have come at any moment since that look, however late the batch was committed."""
     scene.world.sweeper.before = lambda: scene.pass_time(5.0)
     scene.append_at(1.0, ZERO)
@@ -166,7 +166,7 @@ def test_a_record_that_comes_during_a_slow_batch_is_due_by_the_look_before_it(sc
     assert [at_s for at_s, shard, _ in scene.commits if shard == ZERO] == [5.0, 15.0]
 
 
-def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
+def test_a_run_that_catches_up_does_not_wait(tmp_path: Path) -> None:
     scene = Scene(World(tmp_path, records=40, records_max=4))
     scene.follow()
     assert [at_s for at_s, shard, _ in scene.commits if shard == ZERO] == [
@@ -177,7 +177,7 @@ def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "what", ["hand-over", "pause", "stop", "definition", "let go", "untrusted", "loss"]
 )
-def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
+def test_a_waiting_run_reacts_within_a_second(scene: Scene, what: str) -> None:
     world, stopping = scene.world, False
 
     def ask() -> None:
@@ -220,7 +220,7 @@ def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["open_tenures", "close_tenure"])
-def test_a_run_ends_that_cannot_tell_which_shards_it_has_open(scene: Scene, verb: str) -> None:
+def test_a_run_that_does_not_know_its_open_shards_ends(scene: Scene, verb: str) -> None:
     """A reply is lost. As long as the run lives, everybody takes its shards for served by it."""
     store, original = scene.world.store, getattr(scene.world.store, verb)
 
@@ -243,7 +243,7 @@ def test_a_run_ends_that_cannot_tell_which_shards_it_has_open(scene: Scene, verb
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
 
 
-def test_a_shard_that_the_store_forgot_was_let_go_is_let_go_again(scene: Scene) -> None:
+def test_a_release_that_the_store_lost_is_repeated(scene: Scene) -> None:
     """As after a failover to a replica that had not got the last transaction."""
     store, backups, runs = scene.world.store, list[object](), list[str]()
 
@@ -264,7 +264,7 @@ def test_a_shard_that_the_store_forgot_was_let_go_is_let_go_again(scene: Scene) 
     assert reports[ONE].stopped is StopReason.STOP_REQUESTED
 
 
-def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:
+def test_a_run_releases_one_shard_and_follows_the_others(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
     scene.append_at(40.0, ZERO)
     scene.append_at(40.0, ONE)
@@ -273,7 +273,7 @@ def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:
     assert [shard for _, shard, _ in scene.commits[2:]] == ["1"]
 
 
-def test_a_shard_that_is_offered_joins_the_run(scene: Scene) -> None:
+def test_a_run_opens_a_shard_that_it_is_offered(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
     scene.append_at(60.0, ZERO)
     reports = scene.follow(shards=[ZERO])
@@ -290,7 +290,7 @@ def gaining(scene: Scene, at_s: float) -> Callable[[], tuple[ShardId, ...]]:
     return lambda: (gains.pop(),) if gains and scene.world.now_s >= at_s else ()
 
 
-def test_a_shard_that_the_node_gained_is_open_within_a_second(scene: Scene) -> None:
+def test_a_run_opens_a_gained_shard_within_a_second(scene: Scene) -> None:
     scene.gained = gaining(scene, 20.0)
     reports = scene.follow(shards=[ZERO])
     joined = next(at_s for at_s, shard, _ in scene.commits if shard == ONE)
@@ -308,19 +308,19 @@ def test_a_gained_shard_that_another_run_has_opened_is_not_reported(scene: Scene
 
 
 @pytest.mark.parametrize("shards_per_run", [1, 2])
-def test_a_run_takes_no_more_shards_than_a_run_may_have(scene: Scene, shards_per_run: int) -> None:
+def test_a_run_opens_at_most_shards_per_run(scene: Scene, shards_per_run: int) -> None:
     scene.world.stream = replace(scene.world.stream, pace=Pace(shards_per_run=shards_per_run))
     scene.gained = gaining(scene, 20.0)
     assert len(scene.follow(shards=[ZERO])) == shards_per_run
 
 
-def test_a_run_that_is_to_finish_takes_nothing_that_its_node_gains(scene: Scene) -> None:
+def test_a_finishing_run_opens_no_gained_shard(scene: Scene) -> None:
     scene.asked = [RunRequests(finish=True)] * 100
     scene.gained = gaining(scene, 0.0)
     assert scene.follow(shards=[ZERO]).keys() == {ZERO}
 
 
-def test_a_shard_that_is_offered_to_a_run_about_to_end_is_taken(scene: Scene) -> None:
+def test_a_run_about_to_end_opens_a_shard_that_it_is_offered(scene: Scene) -> None:
     """Goal: the run that it would have to wait for instead takes seconds to start."""
     idle_s = SWEEP_S + scene.pace.idle_limit_s
     offers = [RunRequests(take=(ONE,))]
@@ -333,7 +333,7 @@ def test_a_shard_that_is_offered_to_a_run_about_to_end_is_taken(scene: Scene) ->
     assert (reports[ONE].records, reports[ONE].stopped) == (10, StopReason.CAUGHT_UP)
 
 
-def test_a_shard_that_was_let_go_may_come_back(scene: Scene) -> None:
+def test_a_released_shard_can_be_opened_again(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
     scene.append_at(25.0, ONE)
     scene.at(30.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
@@ -342,7 +342,7 @@ def test_a_shard_that_was_let_go_may_come_back(scene: Scene) -> None:
     assert scene.world.committed(ONE) == scene.world.expected(ONE, 11)
 
 
-def test_a_run_that_is_to_finish_ends_at_the_head_and_not_before(tmp_path: Path) -> None:
+def test_a_finishing_run_ends_at_the_end_of_the_log(tmp_path: Path) -> None:
     scene = Scene(World(tmp_path, records=40, records_max=4))
     scene.asked = [RunRequests(finish=True)] * 100
     reports = scene.follow()
@@ -351,7 +351,7 @@ def test_a_run_that_is_to_finish_ends_at_the_head_and_not_before(tmp_path: Path)
     assert scene.world.now_s <= 10 * SWEEP_S + ANSWER_S
 
 
-def test_a_run_that_is_to_finish_leaves_the_rest_after_its_turn(tmp_path: Path) -> None:
+def test_a_finishing_run_leaves_remaining_records_after_its_budget(tmp_path: Path) -> None:
     scene = Scene(World(tmp_path, records=40, records_max=4))
     scene.world.sweeper.before = lambda: scene.pass_time(TURN_S / 2)
     scene.asked = [RunRequests(finish=True)] * 100
@@ -360,7 +360,7 @@ def test_a_run_that_is_to_finish_leaves_the_rest_after_its_turn(tmp_path: Path) 
     assert scene.world.now_s == TURN_S
 
 
-def test_a_run_shows_its_progress_twice_a_minute_whatever_it_commits(scene: Scene) -> None:
+def test_a_run_logs_its_progress_twice_a_minute(scene: Scene) -> None:
     scene.append_at(55.0, ZERO, 3)
     scene.follow()
     assert len(scene.shown) == int(scene.world.now_s / SHOW_EVERY_S)
@@ -371,7 +371,7 @@ def test_a_run_shows_its_progress_twice_a_minute_whatever_it_commits(scene: Scen
     assert second.next_s == pytest.approx(4.5, abs=1.1)
 
 
-def test_a_run_outlives_its_budget_until_it_is_asked_to_end(scene: Scene) -> None:
+def test_a_run_continues_after_its_budget_until_it_is_asked_to_end(scene: Scene) -> None:
     for number in range(40):
         scene.append_at(number * 2.0, ZERO)
     scene.at(70.0, lambda: scene.asked.append(RunRequests(stop=True)))
@@ -382,7 +382,7 @@ def test_a_run_outlives_its_budget_until_it_is_asked_to_end(scene: Scene) -> Non
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 50)
 
 
-def test_a_run_that_began_late_makes_a_batch_though_it_is_asked_to_end(scene: Scene) -> None:
+def test_a_run_that_started_late_commits_a_batch_before_it_ends(scene: Scene) -> None:
     """Goal: where starting takes longer than the budget, no run ends before its first batch."""
     scene.asked = [RunRequests(stop=True)] * 100
     reports = scene.follow()
@@ -399,7 +399,7 @@ def test_a_shard_that_ends_while_it_is_followed_is_finished(scene: Scene) -> Non
     assert reports[ONE].stopped is StopReason.CAUGHT_UP
 
 
-def test_a_source_that_fails_for_one_shard_costs_that_shard_alone(scene: Scene) -> None:
+def test_a_source_error_of_one_shard_fails_only_that_shard(scene: Scene) -> None:
     bounds = scene.world.log.bounds
 
     def failing(shards: list[ShardId]) -> Any:
@@ -414,7 +414,7 @@ def test_a_source_that_fails_for_one_shard_costs_that_shard_alone(scene: Scene) 
     assert scene.world.committed(ONE) == scene.world.expected(ONE, 11)
 
 
-def test_an_end_that_moves_without_records_keeps_no_run_busy(scene: Scene) -> None:
+def test_an_end_that_moves_without_records_does_not_keep_a_run_busy(scene: Scene) -> None:
     """A service may number what it shows nobody: the end moves on, and there is nothing to read."""
     bounds = scene.world.log.bounds
 
@@ -428,7 +428,7 @@ def test_an_end_that_moves_without_records_keeps_no_run_busy(scene: Scene) -> No
     assert scene.world.now_s < 80.0
 
 
-def test_a_batch_that_was_intended_is_made_again_as_it_was(scene: Scene) -> None:
+def test_an_intended_batch_is_repeated_unchanged(scene: Scene) -> None:
     class Killed(BaseException):
         """Ends the run in the middle of its sweep."""
 

@@ -65,7 +65,7 @@ def unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
         ("toArrow", RuntimeError("not implemented: functions on Arrow tables")),
     ],
 )
-def test_a_server_without_functions_on_arrow_tables_is_of_no_use(
+def test_a_server_without_arrow_functions_is_refused(
     step: str, error: Exception, transform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "DataFrame", _Server)
@@ -75,7 +75,7 @@ def test_a_server_without_functions_on_arrow_tables_is_of_no_use(
     assert not [*(tmp_path / "output/attempts").iterdir()], "nothing is left behind"
 
 
-def test_a_server_that_cannot_describe_records_is_named_and_not_the_transform(
+def test_a_server_that_cannot_describe_records_is_blamed_instead_of_the_transform(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "DataFrame", _Server)
@@ -84,7 +84,7 @@ def test_a_server_that_cannot_describe_records_is_named_and_not_the_transform(
         _sweep(_Server("schema", error), lambda rows: rows.schema, tmp_path)
 
 
-def test_a_server_without_observations_makes_the_same_output(
+def test_a_server_without_observations_writes_the_same_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "DataFrame", _Server)
@@ -94,7 +94,7 @@ def test_a_server_without_observations_makes_the_same_output(
     assert "so far" in str(result)
 
 
-def test_a_transform_that_asks_too_much_of_its_plan_is_not_the_servers_fault(
+def test_a_transform_with_an_impossible_plan_is_blamed_instead_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: Spark's own conditions for what no plan may hold stay those of the transform."""
@@ -107,7 +107,7 @@ def test_a_transform_that_asks_too_much_of_its_plan_is_not_the_servers_fault(
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows: rows], ids=["arrow", "frames"])
-def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
+def test_the_folder_of_an_attempt_is_synced_before_records_are_read(
     transform: Transform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session is gone, so that the sweep goes no further than the folder."""

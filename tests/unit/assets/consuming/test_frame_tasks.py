@@ -36,7 +36,7 @@ def test_each_range_is_followed_by_what_was_counted(tmp_path: Path) -> None:
     assert (shard, read.records, read.bytes) == ("1", 2, 3)
 
 
-def test_a_task_names_all_of_its_shards_that_fail_and_reads_the_others(tmp_path: Path) -> None:
+def test_a_task_names_its_failing_shards_and_reads_the_others(tmp_path: Path) -> None:
     batches = reading(tmp_path, "8", "0", "9")(iter([NUMBERS]))
     assert [next(batches).num_rows for _ in range(2)] == [2, 1], "two records, and their report"
     with pytest.raises(WorkerFailed) as caught:
@@ -55,7 +55,7 @@ def test_the_columns_are_those_of_every_source() -> None:
     assert from_arrow_schema(record_schema()).simpleString() == f"struct<{promised}>"
 
 
-def test_what_cannot_be_written_is_no_fault_of_a_record(tmp_path: Path) -> None:
+def test_a_write_error_is_not_blamed_on_a_record(tmp_path: Path) -> None:
     (tmp_path / "output").touch()
     place = local_place(tmp_path / "output")
     rows = pa.RecordBatch.from_pydict({"shard_id": ["0"], "value": [b"x"]})

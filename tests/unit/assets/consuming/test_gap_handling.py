@@ -50,7 +50,7 @@ def values(first: int, end: int) -> list[bytes]:
     return [b"0:%d" % number for number in range(first, end)]
 
 
-def test_a_group_holds_by_default_and_says_how_to_go_on(world: World) -> None:
+def test_a_group_holds_by_default_and_says_how_to_continue(world: World) -> None:
     reports = world.consume("run-2")
     assert reports[ZERO].stopped is StopReason.FAILED
     assert "from 10 to 15 of shard 0 of orders/default" in reports[ZERO].error
@@ -62,7 +62,7 @@ def test_a_group_holds_by_default_and_says_how_to_go_on(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_an_accepted_gap_is_passed_once(world: World) -> None:
+def test_an_accepted_gap_is_skipped_once(world: World) -> None:
     world.consume("run-2")
     accept_all(world)
     report = world.consume("run-3")[ZERO]
@@ -72,7 +72,7 @@ def test_an_accepted_gap_is_passed_once(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
-def test_retention_that_went_on_needs_an_answer_of_its_own(world: World) -> None:
+def test_a_gap_that_grew_after_its_acceptance_needs_another_one(world: World) -> None:
     world.consume("run-2")
     accept_all(world)
     world.log.retain(ZERO, "20")
@@ -86,7 +86,7 @@ def test_retention_that_went_on_needs_an_answer_of_its_own(world: World) -> None
 
 
 @pytest.mark.parametrize(("wanted", "end", "read"), [("begin", "15", 5), ("end", "20", 0)])
-def test_a_policy_passes_and_records(world: World, wanted: str, end: str, read: int) -> None:
+def test_a_policy_skips_and_records_a_gap(world: World, wanted: str, end: str, read: int) -> None:
     policy(world, GapPolicy(wanted))
     report = world.consume("run-2")[ZERO]
     assert (report.stopped, report.records, report.end) == (StopReason.CAUGHT_UP, read, "20")
@@ -97,7 +97,7 @@ def test_a_policy_passes_and_records(world: World, wanted: str, end: str, read: 
     assert verify(world.store, world.key) == []
 
 
-def test_an_expired_intent_is_given_up_with_its_number(world: World) -> None:
+def test_an_expired_intent_is_abandoned_with_its_number(world: World) -> None:
     """1. a run intends [10, 14) and dies; 2. retention removes it; 3. the next run takes over."""
     world = World(world.folder / "other")
     world.consume("run-1")
@@ -122,7 +122,7 @@ def test_an_expired_intent_is_given_up_with_its_number(world: World) -> None:
 
 
 @pytest.mark.parametrize("wanted", list(GapPolicy))
-def test_retention_during_the_reading_of_a_batch(tmp_path: Path, wanted: GapPolicy) -> None:
+def test_records_removed_while_a_batch_is_read_are_a_gap(tmp_path: Path, wanted: GapPolicy) -> None:
     """1. a batch is planned and intended; 2. retention removes it; 3. Spark's worker finds out."""
     world = World(tmp_path)
     policy(world, wanted)
@@ -156,9 +156,7 @@ def test_retention_during_the_reading_of_a_batch(tmp_path: Path, wanted: GapPoli
     assert verify(world.store, world.key) == []
 
 
-def test_an_empty_child_has_no_gap_though_its_beginning_is_named_anew_at_each_look(
-    tmp_path: Path,
-) -> None:
+def test_an_empty_child_with_a_moving_begin_cursor_has_no_gap(tmp_path: Path) -> None:
     """Where nothing was written yet, a service's cursor says when it was asked."""
     world = World(tmp_path)
     child = world.log.split(ZERO)[0]
@@ -186,7 +184,9 @@ def test_a_child_that_lost_all_its_records_ends_with_a_gap(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("wanted", [GapPolicy.HOLD, GapPolicy.BEGIN])
-def test_a_child_whose_beginning_was_trimmed(tmp_path: Path, wanted: GapPolicy) -> None:
+def test_a_child_whose_first_records_were_removed_starts_with_a_gap(
+    tmp_path: Path, wanted: GapPolicy
+) -> None:
     """A child begins at its first record: where that is gone, records were lost unread."""
     world = World(tmp_path)
     policy(world, wanted)
@@ -219,7 +219,7 @@ def remove(world: World, shard: ShardId) -> None:
 
 @pytest.mark.parametrize("wanted", list(GapPolicy))
 @pytest.mark.parametrize("read_before", [True, False])
-def test_a_shard_that_retention_removed_is_over_behind_a_gap(
+def test_a_removed_shard_is_over_after_a_gap(
     tmp_path: Path, wanted: GapPolicy, read_before: bool
 ) -> None:
     """Goal: its children continue, the other shards never stop, and nothing is skipped silently."""
@@ -250,7 +250,7 @@ def test_a_shard_that_retention_removed_is_over_behind_a_gap(
     assert verify(world.store, world.key) == []
 
 
-def test_an_intended_batch_of_a_removed_shard_is_given_up(tmp_path: Path) -> None:
+def test_an_intended_batch_of_a_removed_shard_is_abandoned(tmp_path: Path) -> None:
     """Method: a run dies between intent and commit, and its shard is removed meanwhile."""
     world = World(tmp_path)
     policy(world, GapPolicy.BEGIN)
@@ -269,7 +269,7 @@ def test_an_intended_batch_of_a_removed_shard_is_given_up(tmp_path: Path) -> Non
     assert verify(world.store, world.key) == []
 
 
-def test_a_new_group_begins_where_the_log_begins(tmp_path: Path) -> None:
+def test_a_new_group_starts_at_the_oldest_record(tmp_path: Path) -> None:
     """Records that were removed before the group existed are no loss of the group."""
     world = World(tmp_path)
     world.log.retain(ZERO, "10")

@@ -166,7 +166,7 @@ FAULTS = ("raises", "hangs", "dies", "is terminated")
 @pytest.mark.parametrize("fault", FAULTS)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(1, 40), st.sets(st.integers(0, 39), max_size=3))
-def test_exactly_the_records_that_block_are_quarantined_and_all_others_committed_once(
+def test_only_blocking_records_are_quarantined_and_all_others_committed_once(
     fault: str, records: int, poison: set[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +185,9 @@ def test_exactly_the_records_that_block_are_quarantined_and_all_others_committed
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_record_is_held_until_the_transform_takes_it(tmp_path: Path, fault: str) -> None:
+def test_a_shard_is_held_at_a_record_until_the_transform_accepts_it(
+    tmp_path: Path, fault: str
+) -> None:
     """Goal: a sentence that names the cursor; a repaired transform heals the shard by itself."""
     scene = Scene(tmp_path, {13}, fault)
     world = scene.world
@@ -223,9 +225,7 @@ def test_a_held_record_that_is_skipped_goes_to_quarantine_with_the_reason(tmp_pa
     assert scene.quarantined() == [b"0:3"]
 
 
-def test_a_whole_search_takes_as_many_tries_as_the_range_has_bits_and_their_ids_differ(
-    tmp_path: Path,
-) -> None:
+def test_a_search_takes_one_try_per_bit_of_the_range_with_different_ids(tmp_path: Path) -> None:
     scene = Scene(tmp_path, {700}, "hangs", on_poison="quarantine")
     world = scene.world
     world.append(BAD, 1_000)
@@ -257,7 +257,7 @@ def test_a_neighbour_is_committed_by_the_run_after_the_first_that_hangs(tmp_path
     assert all(len(ranges) == 1 for ranges in scene.tried[1:])
 
 
-def test_more_records_than_a_batch_may_quarantine_hold_the_shard(tmp_path: Path) -> None:
+def test_more_blocking_records_than_quarantined_max_hold_the_shard(tmp_path: Path) -> None:
     """Goal: a transform that fails for every record does not empty the log into quarantine."""
     declared = {"on_poison": "quarantine", "checks": Checks(quarantined_max=3)}
     scene = Scene(tmp_path, set(range(20)), "raises", **declared)
@@ -268,7 +268,7 @@ def test_more_records_than_a_batch_may_quarantine_hold_the_shard(tmp_path: Path)
     assert "is held at cursor 3" in reports[BAD].error
 
 
-def test_what_says_nothing_of_records_halves_no_range(tmp_path: Path) -> None:
+def test_failures_unrelated_to_records_do_not_halve_the_range(tmp_path: Path) -> None:
     scene = Scene(tmp_path, set(), "raises")
     scene.world.append(BAD, 20)
     errors = [SourceUnavailable("It is away."), TransformUnusable("No."), SparkAway("No Spark.")]
@@ -281,7 +281,7 @@ def test_what_says_nothing_of_records_halves_no_range(tmp_path: Path) -> None:
     assert scene.suspicion.error == "No Spark.", "people read the last error all the same"
 
 
-def test_only_what_a_record_may_have_done_counts() -> None:
+def test_only_failures_that_a_record_can_cause_are_counted() -> None:
     guilty = [TransformError(""), RunStalled(""), SparkUnavailable(""), LogCorrupt("")]
     assert all(map(may_be_of_records, [*guilty, SourceError("Reading failed with OSError")]))
     innocent = [TransformUnusable(""), SparkAway(""), SourceUnavailable(""), OutputUnwritable("")]
@@ -311,7 +311,7 @@ def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Pa
     assert len(world.committed(BAD)) == 28
 
 
-def test_neighbours_go_on_while_a_shard_hangs_that_is_given_up_alone(tmp_path: Path) -> None:
+def test_other_shards_continue_while_a_hanging_shard_is_given_up_alone(tmp_path: Path) -> None:
     """Method: the guard's clock stalls until the neighbour has come to its end."""
     scene = Scene(tmp_path, {0}, "hangs")
     world = scene.world

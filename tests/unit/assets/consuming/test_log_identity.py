@@ -30,7 +30,7 @@ def made_anew(world: World, records: int) -> None:
 
 
 @pytest.mark.parametrize("records", [11, 100])
-def test_a_log_that_was_made_anew_is_not_consumed(world: World, records: int) -> None:
+def test_a_recreated_log_is_not_consumed(world: World, records: int) -> None:
     """Goal: with more records than were consumed, those before the checkpoint are not skipped."""
     world.consume("run-1")
     made_anew(world, records)
@@ -42,7 +42,7 @@ def test_a_log_that_was_made_anew_is_not_consumed(world: World, records: int) ->
     assert world.lease(ZERO).check_point == "10"
 
 
-def test_a_log_that_is_made_anew_while_a_batch_is_made_commits_nothing(world: World) -> None:
+def test_a_log_recreated_during_a_batch_is_not_committed(world: World) -> None:
     world.consume("run-1")
     for shard in world.ids:
         world.append(shard, 4)
@@ -51,7 +51,7 @@ def test_a_log_that_is_made_anew_while_a_batch_is_made_commits_nothing(world: Wo
     assert world.lease(ZERO).check_point == "10"
 
 
-def test_a_word_accepts_the_log_as_it_is_now(world: World) -> None:
+def test_accept_log_accepts_the_current_log(world: World) -> None:
     world.consume("run-1")
     made_anew(world, 11)
     identity = identity_of_log(world.log)
@@ -68,7 +68,7 @@ def test_a_log_of_an_earlier_version_is_consumed_as_before(
     assert world.consume("run-1")[ZERO].stopped is StopReason.CAUGHT_UP
 
 
-def test_changes_of_a_log_leave_its_identity(world: World) -> None:
+def test_changes_of_a_log_keep_its_identity(world: World) -> None:
     before = world.log.log_identity()
     assert before
     world.log.split("0")

@@ -62,9 +62,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     return spark
 
 
-def test_a_sweep_whose_session_is_gone_is_made_again_in_a_new_one(
-    spark: Spark, tmp_path: Path
-) -> None:
+def test_a_sweep_with_a_lost_session_is_repeated_in_a_new_one(spark: Spark, tmp_path: Path) -> None:
     sweeper = sweeper_of(spark, tmp_path, renewed=spark.renewed)
     for _ in range(2):
         assert sweeper([ReadRange(SHARD, "0", "1")], NUMBERS) == {SHARD: "after first"}
@@ -72,7 +70,7 @@ def test_a_sweep_whose_session_is_gone_is_made_again_in_a_new_one(
     assert spark.renewals == ["first"]
 
 
-def test_a_sweep_is_made_again_once_and_then_it_is_one_sentence(
+def test_a_sweep_is_repeated_once_and_then_fails_with_one_sentence(
     spark: Spark, tmp_path: Path
 ) -> None:
     spark.gone.add("after first")
@@ -82,13 +80,13 @@ def test_a_sweep_is_made_again_once_and_then_it_is_one_sentence(
     assert spark.swept == ["first", "after first"]
 
 
-def test_a_driver_of_its_own_is_not_renewed(spark: Spark, tmp_path: Path) -> None:
+def test_a_session_in_its_own_driver_is_not_renewed(spark: Spark, tmp_path: Path) -> None:
     with pytest.raises(SessionLost):
         sweeper_of(spark, tmp_path)([ReadRange(SHARD, "0", "1")], NUMBERS)
     assert spark.swept == ["first"]
 
 
-def test_a_run_that_is_doomed_opens_no_session(
+def test_a_run_that_has_to_end_opens_no_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: a call that was given up starts no server again when its own was ended."""

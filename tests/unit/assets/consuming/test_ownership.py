@@ -53,7 +53,7 @@ def sentence(refusal: Standing) -> str:
     return refusal.sentence
 
 
-def test_a_free_shard_may_be_claimed_by_the_member_that_holds_least():
+def test_the_member_with_the_fewest_shards_can_claim_a_free_shard():
     store = store_with_members(A, B)
     claim(store, ZERO, A)
     answer = standing(store, "1")
@@ -82,7 +82,7 @@ def claims(store: MemoryStore, shard: str, *, wanted: str | None = None) -> Node
     return answer.node
 
 
-def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
+def test_a_free_shard_goes_to_the_node_of_its_rank_in_a_modulo_group():
     store = free_shards_of(
         AssignmentMode.MODULO,
         node_row(A, Modulo(2, 1), address="here"),
@@ -94,7 +94,7 @@ def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
     assert text.startswith("Shard 0 of orders/default is planned for node b, not for a")
 
 
-def test_a_rank_that_no_node_has_is_left_to_nobody():
+def test_a_shard_of_a_missing_rank_stays_unassigned():
     store = free_shards_of(AssignmentMode.MODULO, node_row(A, Modulo(2, 0), address="here"))
     assert claims(store, "0") == A
     text = sentence(standing(store, "1"))
@@ -102,7 +102,7 @@ def test_a_rank_that_no_node_has_is_left_to_nobody():
     assert "leasehold plan --explain" in text
 
 
-def test_nothing_is_claimed_while_the_nodes_contradict_each_other():
+def test_no_shard_is_claimed_while_nodes_contradict_each_other():
     store = store_with_members(A, B)
     by_modulo = replace(store.snapshot(KEY).group, assignment=AssignmentMode.MODULO)
     store.update_group(by_modulo, observer="test")
@@ -121,7 +121,7 @@ def test_a_free_shard_goes_to_the_node_that_names_it_in_a_pinned_group():
     assert "no live node that takes runs names it" in sentence(standing(store, "1"))
 
 
-def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
+def test_a_free_shard_planned_for_another_deployment_is_refused():
     store = store_with_members(A, C)
     claim(store, ZERO, A)
     text = sentence(standing(store, "1"))
@@ -134,14 +134,14 @@ def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
     assert "is planned for node b, which another deployment serves" in answer
 
 
-def test_a_node_that_takes_no_runs_claims_nothing():
+def test_a_node_that_accepts_no_runs_claims_nothing():
     store = store_with_members()
     closed = Node(A, 0, "incarnation-a", address="here", accepts_runs=False)
     store.register(KEY, closed, observer="test")
     assert "no live node takes runs" in sentence(standing(store, "0"))
 
 
-def test_a_shard_that_its_source_closed_for_now_is_left():
+def test_a_shard_that_its_source_closed_is_refused():
     store = store_with_members(A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
     assert "lets no consumer subscribe" in sentence(standing(store, "1"))
@@ -182,14 +182,14 @@ def test_a_child_of_a_parent_that_was_never_listed_says_what_to_do():
     assert "`gone_parents`" in text
 
 
-def test_a_shard_that_its_source_lets_nobody_read_is_not_consumed_by_its_holder_either():
+def test_the_holder_does_not_consume_a_shard_that_its_source_closed():
     store = store_with_members(A)
     claim(store, ONE, A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
     assert "lets no consumer subscribe" in sentence(standing(store, "1"))
 
 
-def test_a_finished_shard_has_nothing_to_read_even_in_a_paused_group():
+def test_a_finished_shard_of_a_paused_group_is_reported_as_finished():
     store = store_with_members(A)
     claim(store, ZERO, A)
     opened = store.open_tenure(KEY, ZERO, A, "run-1")
@@ -212,7 +212,7 @@ def test_closing_an_ended_tenure_fences_its_run_and_frees_the_shard():
     assert after.tenure == Tenure(KEY, ZERO, A, opened.tenure.epoch + 2, "next")
 
 
-def test_closing_leaves_a_tenure_alone_that_is_not_the_ended_one():
+def test_closing_does_not_touch_another_tenure():
     store = store_with_members(A)
     claim(store, ZERO, A)
     opened = store.open_tenure(KEY, ZERO, A, "alive")
@@ -221,7 +221,7 @@ def test_closing_leaves_a_tenure_alone_that_is_not_the_ended_one():
     assert store.review([opened.tenure])[ZERO].current
 
 
-def test_closing_an_ended_tenure_lets_a_waiting_transfer_go_on():
+def test_closing_an_ended_tenure_completes_a_waiting_transfer():
     store = store_with_members(A, B)
     claim(store, ZERO, A)
     assert isinstance(store.open_tenure(KEY, ZERO, A, "dead"), Opened)
@@ -231,7 +231,7 @@ def test_closing_an_ended_tenure_lets_a_waiting_transfer_go_on():
     assert standing(store, "0") == MayConsume(B, "incarnation-b", "")
 
 
-def test_a_node_of_the_same_name_that_answers_elsewhere_is_not_ours():
+def test_a_node_of_the_same_name_in_another_deployment_is_not_served():
     store = store_with_members()
     elsewhere = Node(A, 0, "incarnation-of-others", address="elsewhere")
     store.register(KEY, elsewhere, observer="test")

@@ -94,7 +94,7 @@ def test_a_live_run_is_waited_for_and_named_once(instance):
     assert scene.log == [f"Waiting for run {run}, which is consuming shard 0."]
 
 
-def test_a_live_run_that_goes_on_is_named_in_the_refusal(instance):
+def test_the_refusal_names_a_live_run(instance):
     scene = Scene(instance)
     scene.claim()
     run = add_run(instance, dg.DagsterRunStatus.STARTED)
@@ -106,7 +106,7 @@ def test_a_live_run_that_goes_on_is_named_in_the_refusal(instance):
     assert scene.store.review([tenure])[ZERO].current
 
 
-def test_a_finished_shard_is_placed_nowhere(instance):
+def test_a_finished_shard_is_not_assigned(instance):
     scene = Scene(instance)
     scene.claim()
     scene.store.finish_empty(scene.open("run-1"), "0")
@@ -121,7 +121,7 @@ def test_a_shard_that_keeps_changing_hands_ends_in_a_sentence(instance, monkeypa
     assert "changed hands" in scene.place().refused[ZERO]
 
 
-def test_a_run_that_follows_the_shard_is_asked_for_it_and_lets_it_go(instance):
+def test_a_following_run_releases_the_shard_on_request(instance):
     scene = Scene(instance)
     scene.claim()
     blocker = add_run(instance, dg.DagsterRunStatus.STARTED)

@@ -86,7 +86,7 @@ def test_holes_and_overlaps_fail_the_batch(
     assert "shard a from cursor 10 to 40" in str(result)
 
 
-def test_a_part_without_records_is_no_hole() -> None:
+def test_a_part_without_records_is_not_a_hole() -> None:
     """Goal: compacted topics number records with holes."""
     empty = RangeRow(PARTS[1])
     outcome = outcome_of(RANGE, PARTS, [ROWS[0], empty, ROWS[2]], "attempts/x")

@@ -68,7 +68,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_each_range_has_a_file_of_its_own(scene: Scene) -> None:
+def test_each_range_has_a_separate_file(scene: Scene) -> None:
     rows = scene.rows()
     for shard, row in zip(scene.shards, rows, strict=True):
         assert row.error is None
@@ -88,7 +88,7 @@ def test_each_range_has_a_file_of_its_own(scene: Scene) -> None:
     assert len([*scene.folder.iterdir()]) == 3, "no report is left"
 
 
-def test_files_and_their_names_are_on_the_disk_before_a_row_goes_back(
+def test_files_and_folders_are_synced_before_a_task_returns(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with synced(monkeypatch) as paths:
@@ -98,7 +98,7 @@ def test_files_and_their_names_are_on_the_disk_before_a_row_goes_back(
     assert paths[-1] == scene.folder, "the folder last, and once"
 
 
-def test_a_failed_range_stops_no_other_one_and_leaves_no_file(scene: Scene) -> None:
+def test_a_failed_range_leaves_no_file_and_does_not_stop_others(scene: Scene) -> None:
     def poison(table: pa.Table) -> pa.Table:
         if table["shard_id"][0].as_py() == "1":
             raise KeyError("cannot\ndo it")
@@ -129,7 +129,7 @@ def test_the_record_at_which_a_transform_raises_is_named(scene: Scene, refused: 
     )
 
 
-def test_a_transform_that_raises_at_no_single_record_names_their_range(scene: Scene) -> None:
+def test_a_transform_that_fails_on_a_whole_table_names_its_range(scene: Scene) -> None:
     """Method: it takes any half, and it takes everything at its second try."""
     calls: list[int] = []
 
@@ -212,7 +212,7 @@ def parted(table: pa.Table) -> pa.Table:
     return table.append_column("quarantine_error", pa.array(errors, pa.string()))
 
 
-def test_a_transform_sees_portions_and_its_output_keeps_their_order(
+def test_a_transform_receives_portions_and_their_output_keeps_the_order(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_tasks, "portions", lambda batches: _tables(batches, 7))
@@ -244,7 +244,7 @@ def test_other_columns_in_a_later_table_are_refused_in_one_sentence(
     assert [*scene.folder.iterdir()] == []
 
 
-def test_a_long_task_says_that_records_move(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_task_reports_progress(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPlace, "signs_every_s", 0.0)
     scene.rows()
     signs = local_place(scene.folder).signs_of_work()
@@ -252,7 +252,7 @@ def test_a_long_task_says_that_records_move(scene: Scene, monkeypatch: pytest.Mo
     assert len(signs) > 3 + 1
 
 
-def test_a_time_that_no_calendar_has_stops_no_shard(
+def test_a_time_outside_the_calendar_does_not_stop_a_shard(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: such a record is committed without a time, and counted under its cursor."""
@@ -278,7 +278,7 @@ def test_a_time_that_no_calendar_has_stops_no_shard(
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_a_time_of_a_transform_that_no_calendar_has_is_null_and_counted(
+def test_a_time_of_a_transform_outside_the_calendar_is_null_and_counted(
     scene: Scene, unit: str
 ) -> None:
     def with_times(records: pa.Table) -> pa.Table:

@@ -44,14 +44,14 @@ def commit_of(records: int) -> BatchCommit:
         ),
     ],
 )
-def test_it_says_what_was_read_what_waits_and_when_it_commits(
+def test_a_run_logs_read_and_waiting_records_and_the_next_commit(
     progress: RunProgress, line: str
 ) -> None:
     assert progress.sentence == line
     assert len(line) <= 50, "Dagster's pages cut the rest"
 
 
-def test_a_run_that_catches_up_tells_its_rate_and_the_rest_every_30_seconds() -> None:
+def test_a_run_that_catches_up_logs_its_rate_and_the_remaining_records_every_30_seconds() -> None:
     """Goal: only a line that is due asks the source."""
     now_s, sentences, asked = [0.0], list[str](), list[float]()
 

@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 ZERO, ONE = ShardId("0"), ShardId("1")
 
 
-def test_an_offer_is_handed_out_once_and_a_new_one_again() -> None:
+def test_each_offer_is_returned_once() -> None:
     tags = offer("first", [ZERO, ONE])
     box = RequestBox(lambda: tags)
     assert box() == RunRequests(take=(ZERO, ONE))
@@ -28,7 +28,7 @@ def test_an_offer_is_handed_out_once_and_a_new_one_again() -> None:
     assert box() == RunRequests(take=(ZERO,))
 
 
-def test_a_shard_is_let_go_once_for_each_who_asks() -> None:
+def test_a_shard_is_released_once_for_each_request() -> None:
     tags = {LET_GO_TAG + ZERO: "run-1"}
     box = RequestBox(lambda: tags)
     assert box().let_go == {ZERO}
@@ -37,9 +37,7 @@ def test_a_shard_is_let_go_once_for_each_who_asks() -> None:
     assert box().let_go == {ZERO, ONE}
 
 
-def test_a_wish_that_names_no_shard_is_passed_over_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_invalid_request_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     tags = {LET_GO_TAG + name: "somebody" for name in ("../1", "", "a b", "0")}
     box = RequestBox(lambda: tags)
     assert box().let_go == {ZERO}
@@ -50,12 +48,12 @@ def test_a_wish_that_names_no_shard_is_passed_over_and_logged_once(
     assert box().let_go == {ONE}
 
 
-def test_the_end_of_a_run_is_asked_for_until_it_comes() -> None:
+def test_a_request_to_end_is_returned_until_the_run_ends() -> None:
     box = RequestBox(lambda: {FINISH_TAG: "others wait", STOP_TAG: "new"})
     assert [box(), box()] == [RunRequests(finish=True, stop=True)] * 2
 
 
-def test_a_storage_that_does_not_answer_asks_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unavailable_storage_means_no_requests(caplog: pytest.LogCaptureFixture) -> None:
     def tags() -> dict[str, str]:
         raise OSError("away")
 
@@ -64,12 +62,12 @@ def test_a_storage_that_does_not_answer_asks_for_nothing(caplog: pytest.LogCaptu
     assert len(caplog.records) == 1
 
 
-def test_an_offer_is_short_and_says_which_shards_are_meant() -> None:
+def test_an_offer_is_short_and_names_its_shards() -> None:
     assert offer("0b5f2c1e-77aa-4f0e", [ZERO, ONE]) == {TAKE_TAG: "0, 1 (offer 0b5f2c1e)"}
 
 
 @pytest.mark.parametrize(
     "value", ["", "nonsense", "[]", " (offer a)", "0,1 (offer a)", "0, ../1 (offer a)"]
 )
-def test_an_offer_that_cannot_be_read_is_none(value: str) -> None:
+def test_an_offer_that_cannot_be_parsed_is_ignored(value: str) -> None:
     assert offered({TAKE_TAG: value}) == ()

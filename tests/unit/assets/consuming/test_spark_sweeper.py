@@ -32,7 +32,7 @@ LOST = (
 )
 
 
-def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
+def test_a_cluster_that_lost_its_executors_is_not_retried_for_each_shard(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Method: every job fails; the numbers of tasks and executors differ each time."""
@@ -58,7 +58,7 @@ def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows: rows], ids=["arrow", "frames"])
-def test_the_tasks_of_a_sweep_follow_what_its_session_says_at_that_time(
+def test_a_sweep_uses_the_current_number_of_cores(
     transform: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Goal: executors that come while a run continues are used by its next sweep."""

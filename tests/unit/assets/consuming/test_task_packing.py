@@ -29,7 +29,7 @@ def test_few_records_are_one_task() -> None:
     assert len(pack(ranges(10, 10, 10), 4)) == 1
 
 
-def test_a_way_says_what_a_task_is_worth() -> None:
+def test_small_ranges_share_tasks_of_a_given_size() -> None:
     few = ranges(MANY, MANY, MANY, MANY)
     assert [len(pack(few, 4, worth)) for worth in (MANY, 2 * MANY, 9 * MANY)] == [4, 2, 1]
 
@@ -62,13 +62,13 @@ def lengths(*records: int, tasks_max: int = 4) -> list[list[int]]:
     return [[part.records for part in cut] for cut in parts.values()]
 
 
-def test_one_busy_shard_is_cut_for_all_tasks() -> None:
+def test_one_busy_shard_is_divided_among_all_tasks() -> None:
     assert lengths(8 * PART) == [[2 * PART] * 4]
     assert lengths(2 * PART) == [[PART] * 2], "parts are worth their files"
     assert lengths(PART) == [[PART]]
 
 
-def test_only_a_range_that_others_would_wait_for_is_cut() -> None:
+def test_only_a_range_that_would_delay_the_job_is_divided() -> None:
     assert lengths(*[4 * PART] * 16) == [[4 * PART]] * 16
     cut = lengths(*[PART] * 4, 36 * PART)
     assert cut == [[PART]] * 4 + [[9 * PART] * 4]
@@ -79,7 +79,7 @@ def test_ranges_of_other_sources_stay_whole() -> None:
     assert parts_of([range_], 4, None) == {range_.shard: [range_]}
 
 
-def test_a_range_whose_cursors_are_no_numbers_is_left_to_its_reader() -> None:
+def test_a_range_with_cursors_that_are_not_numbers_is_not_divided() -> None:
     """Goal: what is wrong with one shard stops no other one."""
     odd, long = ReadRange(ShardId("a"), "gone", "x"), ranges(8 * PART)[0]
     parts = parts_of([odd, long], 4, divide_offsets)
@@ -87,13 +87,13 @@ def test_a_range_whose_cursors_are_no_numbers_is_left_to_its_reader() -> None:
     assert len(parts[long.shard]) == 4
 
 
-def test_a_range_of_unknown_length_is_cut_by_its_cursors() -> None:
+def test_a_range_of_unknown_length_is_divided_by_its_cursors() -> None:
     range_ = ReadRange(ShardId("a"), "10", str(10 + 8 * PART))
     assert [part.records for part in parts_of([range_], 4, divide_offsets)["a"]] == [2 * PART] * 4
 
 
 @given(st.lists(st.integers(0, 10 * PART), min_size=1, max_size=20), st.integers(1, 16))
-def test_parts_are_the_ranges_and_none_is_much_longer_than_its_share(
+def test_parts_cover_the_ranges_and_none_is_much_longer_than_its_share(
     records: list[int], tasks_max: int
 ) -> None:
     given_ranges = ranges(*records)

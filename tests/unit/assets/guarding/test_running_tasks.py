@@ -42,7 +42,7 @@ def test_a_driver_knows_if_a_task_runs() -> None:
         assert not running_now().running
 
 
-def test_a_client_knows_what_the_server_said_last() -> None:
+def test_a_client_remembers_the_last_task_count_of_the_server() -> None:
     client = Client()
     with running_tasks(session_of(client)) as running_now:
         assert not running_now().running, "the job waits"
@@ -71,7 +71,7 @@ def test_a_job_is_starved_until_a_task_runs(
 
 @pytest.mark.parametrize("kind", [lambda: Driver(1), Client])
 @pytest.mark.parametrize("by_tasks", [False, True])
-def test_a_task_that_ends_is_progress_where_tasks_leave_no_other_signs(
+def test_a_finished_task_counts_as_progress_without_other_signs(
     kind: Callable[[], Any], by_tasks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_watch, "WATCH_S", 0.01)
@@ -130,7 +130,7 @@ def sweeper_of(tmp_path: Path, on_spark: RunOnSpark) -> SparkSweeper:
     )
 
 
-def test_a_run_without_cores_says_so_and_gives_its_shards_up_with_a_sentence(
+def test_a_run_without_cores_logs_it_and_releases_its_shards_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentences, given_up = list[str](), threading.Event()
@@ -162,7 +162,7 @@ def test_a_run_without_cores_says_so_and_gives_its_shards_up_with_a_sentence(
     )
 
 
-def test_a_server_of_others_is_only_told_of_the_interruption(
+def test_on_a_shared_server_only_the_own_operations_are_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: the end of a run waits for no job on a cluster that has no core for it."""
@@ -175,7 +175,7 @@ def test_a_server_of_others_is_only_told_of_the_interruption(
     assert driver.interrupted == [run_tag("run-2")]
 
 
-def test_what_an_ended_run_left_at_work_is_interrupted_before_the_next_sweep(
+def test_the_job_of_an_ended_run_is_interrupted_before_the_next_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_sweeper, "attempt_ranges", lambda *_: {})

@@ -12,7 +12,7 @@ from dagster_leasehold.assets.guarding.side_by_side import SideBySide
 PATIENCE_S = 30.0
 
 
-def test_one_that_hangs_keeps_no_other_one_waiting() -> None:
+def test_a_hanging_call_does_not_delay_others() -> None:
     free = threading.Event()
     works: SideBySide[str] = SideBySide(at_once=2)
     works.start([lambda: "late" if free.wait(PATIENCE_S) else "never"])
@@ -28,7 +28,7 @@ def test_one_that_hangs_keeps_no_other_one_waiting() -> None:
     assert works.under_way == 0
 
 
-def test_an_error_of_a_work_is_raised_where_results_are_taken() -> None:
+def test_an_error_of_a_call_is_raised_when_its_result_is_read() -> None:
     works: SideBySide[int] = SideBySide()
     works.start([lambda: 1 // 0])
     with pytest.raises(ZeroDivisionError):
@@ -36,7 +36,7 @@ def test_an_error_of_a_work_is_raised_where_results_are_taken() -> None:
     assert works.under_way == 0
 
 
-def test_works_that_were_not_begun_can_be_dropped() -> None:
+def test_calls_that_have_not_started_can_be_dropped() -> None:
     free = threading.Event()
     works: SideBySide[bool] = SideBySide(at_once=1)
     begun = threading.Event()

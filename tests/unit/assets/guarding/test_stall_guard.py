@@ -43,7 +43,7 @@ def guard_of(clock: ManualClock) -> StallGuard:
     return StallGuard(LIMIT_S, clock)
 
 
-def test_a_call_has_its_result_or_its_error_and_the_context_of_its_caller() -> None:
+def test_a_guarded_call_keeps_result_error_and_context() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
     variable.set("of the run")
 
@@ -59,9 +59,7 @@ def test_a_call_has_its_result_or_its_error_and_the_context_of_its_caller() -> N
         assert not guard.ending
 
 
-def test_a_call_without_progress_is_given_up_and_no_later_one_is_made(
-    hung: threading.Event,
-) -> None:
+def test_a_call_without_progress_is_given_up_and_no_call_follows(hung: threading.Event) -> None:
     with guard_of(ManualClock(step_s=LIMIT_S / 2 + 1)) as guard:
         with pytest.raises(RunStalled) as caught:
             guard.call("Spark", hung.wait)
@@ -74,7 +72,7 @@ def test_a_call_without_progress_is_given_up_and_no_later_one_is_made(
         assert again.value is caught.value is guard.stalled
 
 
-def test_a_call_that_makes_progress_may_take_as_long_as_it_wants() -> None:
+def test_a_call_that_makes_progress_has_no_time_limit() -> None:
     clock, went_on = ManualClock(), threading.Event()
 
     def work() -> str:
@@ -113,7 +111,7 @@ def test_an_interrupted_run_asks_its_call_to_end(hung: threading.Event) -> None:
         assert guard.stalled is None
 
 
-def test_a_source_that_hangs_costs_the_run_and_frees_its_shards(
+def test_a_hanging_source_fails_the_run_and_frees_its_shards(
     tmp_path: Path, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, shards=3)
@@ -138,7 +136,7 @@ def test_a_source_that_hangs_costs_the_run_and_frees_its_shards(
     assert world.committed("1") == world.expected("1", 10)
 
 
-def test_what_a_given_up_sweep_made_after_all_is_committed_by_nobody(
+def test_late_output_of_a_given_up_sweep_is_never_committed(
     tmp_path: Path, hung: threading.Event
 ) -> None:
     world = World(tmp_path, shards=1)
@@ -161,7 +159,7 @@ def test_what_a_given_up_sweep_made_after_all_is_committed_by_nobody(
     assert world.committed("0") == world.expected("0", 10)
 
 
-def test_a_guarded_source_tells_bounds_as_the_source_itself_does(tmp_path: Path) -> None:
+def test_a_guarded_source_returns_the_bounds_of_the_source(tmp_path: Path) -> None:
     world = World(tmp_path, shards=1)
 
     class FromCursors:
@@ -185,7 +183,7 @@ def test_a_guarded_source_tells_bounds_as_the_source_itself_does(tmp_path: Path)
         assert other.bounds_after({ZERO: "7"}) == {ZERO: ShardBounds("7", "99", False)}
 
 
-def test_records_that_move_are_seen_by_whoever_looks_at_the_folder(tmp_path: Path) -> None:
+def test_moving_records_leave_signs_of_work_in_the_folder(tmp_path: Path) -> None:
     clock = ManualClock()
     folder = local_place(tmp_path)
     moving = MovingRecords(folder, clock)

@@ -105,7 +105,7 @@ def test_a_time_partition_gets_its_window_of_all_shards(world: World) -> None:
     assert load(world, hourly, "2026-03-01-11:00") == [0, 0]
 
 
-def test_a_window_whose_output_may_have_expired_is_one_sentence(world: World) -> None:
+def test_a_window_that_needs_expired_output_is_one_sentence(world: World) -> None:
     @dg.asset(partitions_def=HOURLY, ins={"orders": dg.AssetIn("orders", partition_mapping=ALL)})
     def hourly(orders: pa.Table) -> int:
         return orders.num_rows
@@ -125,7 +125,7 @@ def a_list(orders: list) -> int:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("compute", [no_type, a_list])
-def test_an_input_of_no_type_we_know_is_one_sentence(
+def test_an_input_of_an_unknown_type_is_one_sentence(
     world: World, compute: Callable[..., int]
 ) -> None:
     assert "use pyspark.sql.DataFrame, pyarrow.dataset.Dataset" in load(world, dg.asset(compute))

@@ -92,11 +92,11 @@ def replay(world: World, span: ReplaySpan = ReplaySpan.parse("begin", None)) -> 
     assert not any(report.error for report in reports.values())
 
 
-def test_all_records_in_order_of_shard_and_batch(world: World) -> None:
+def test_records_are_ordered_by_shard_and_batch(world: World) -> None:
     assert values(dataset(world)) == [*world.expected("0", 10), *world.expected("1", 10)]
 
 
-def test_nothing_committed_is_an_empty_dataset(tmp_path: Path) -> None:
+def test_a_group_without_commits_is_an_empty_dataset(tmp_path: Path) -> None:
     empty = dataset(World(tmp_path))
     assert empty.count_rows() == 0
     assert "event_time" in empty.schema.names
@@ -123,7 +123,7 @@ def test_a_reader_that_does_not_wait_sees_the_newest_snapshot(world: World) -> N
     assert values(dataset(world)) == [*world.expected("0", 11), *world.expected("1", 10)]
 
 
-def test_an_earlier_snapshot_shows_what_was_committed_then(world: World) -> None:
+def test_an_earlier_snapshot_shows_its_records(world: World) -> None:
     before = values(dataset(world))
     publication = world.store.publication(world.key)
     assert publication is not None
@@ -138,7 +138,7 @@ def test_an_earlier_snapshot_shows_what_was_committed_then(world: World) -> None
 
 @pytest.mark.parametrize("since", [None, 0, 3, 4, 9, 12])
 @pytest.mark.parametrize("until", [None, 0, 4, 5, 10])
-def test_a_span_holds_its_first_moment_and_not_its_last(
+def test_a_span_includes_its_start_and_excludes_its_end(
     world: World, since: int | None, until: int | None
 ) -> None:
     span = EventSpan(
@@ -171,7 +171,7 @@ def test_a_reader_from_before_a_swap_finishes(world: World, swap: Any) -> None:
     assert not {str(path) for path in old} & set(dataset(world).files)
 
 
-def test_a_column_that_came_later_is_null_before(world: World) -> None:
+def test_a_later_column_is_null_in_older_files(world: World) -> None:
     before = dataset(world).to_table()
     world.sweeper.keeps = lambda rows: rows.append_column(
         "nested", pa.array([{"a": 1, "b": ["x"]}] * len(rows))
@@ -183,7 +183,7 @@ def test_a_column_that_came_later_is_null_before(world: World) -> None:
     assert table.drop_columns("nested").slice(0, 20).equals(before)
 
 
-def test_types_that_were_widened_are_those_of_the_table(world: World) -> None:
+def test_widened_columns_have_the_types_of_the_table(world: World) -> None:
     """Method: a number, and a field of a struct in a list, become wider; a struct gets a field."""
 
     def keeps(number: pa.DataType, *more: str) -> Any:
@@ -224,7 +224,7 @@ def test_duckdb_reads_the_dataset_and_its_filters_reach_it(world: World) -> None
     assert rows == [("1", 8)]
 
 
-def test_all_rows_in_order_and_the_progress(world: World, tmp_path: Path) -> None:
+def test_rows_are_written_in_order_with_progress(world: World, tmp_path: Path) -> None:
     progress: list[int] = []
     rows = write_parquet(plan(world), tmp_path / "all.parquet", progress.append)
     written = pq.read_table(tmp_path / "all.parquet")
@@ -243,7 +243,7 @@ def test_a_failure_leaves_no_file(world: World, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_is_on_the_disk_under_its_name(
+def test_a_written_file_is_synced_under_its_name(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = plan(world)

@@ -13,7 +13,9 @@ SHARDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).map(S
 
 
 @given(SHARDS, st.integers(0, 10**12), st.integers(1, 10**4), st.booleans())
-def test_numbers_come_back(shard: ShardId, first: int, count: int, quarantine: bool) -> None:
+def test_batch_numbers_are_parsed_from_file_names(
+    shard: ShardId, first: int, count: int, quarantine: bool
+) -> None:
     numbers = range(first, first + count)
     for rest in ("merged", "0000-0123456789abcdef", "00012-7-3"):
         name = file_name(shard, numbers, rest, quarantine=quarantine)
@@ -31,5 +33,5 @@ def test_numbers_come_back(shard: ShardId, first: int, count: int, quarantine: b
         "part-00000-x.snappy.parquet",
     ],
 )
-def test_older_names_have_none(name: str) -> None:
+def test_file_names_of_earlier_releases_have_no_batch_numbers(name: str) -> None:
     assert shard_and_batches(name) is None

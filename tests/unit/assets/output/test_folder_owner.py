@@ -57,7 +57,7 @@ def test_the_first_store_owns_a_folder_and_any_other_is_refused(folder: OutputPl
     assert FolderOwner.parse(mark) == FolderOwner(mine.identity().id)
 
 
-def test_of_many_stores_that_come_at_once_one_owns_the_folder(folder: OutputPlace) -> None:
+def test_one_of_many_concurrent_stores_owns_a_folder(folder: OutputPlace) -> None:
     """Method: threads, each with a store of its own, all begin at the same moment."""
     stores = [MemoryStore() for _ in range(8)]
     start, owners, errors = threading.Barrier(len(stores)), list[str](), list[Exception]()
@@ -86,7 +86,7 @@ def test_of_many_stores_that_come_at_once_one_owns_the_folder(folder: OutputPlac
                 owned(store, folder, again=True)
 
 
-def test_a_word_takes_a_folder_over_and_the_former_owner_is_refused(folder: OutputPlace) -> None:
+def test_take_over_changes_the_owner_and_the_old_one_is_refused(folder: OutputPlace) -> None:
     former, next_ = MemoryStore(), MemoryStore()
     owned(former, folder)
     before, after = take_over(next_, folder)
@@ -98,7 +98,7 @@ def test_a_word_takes_a_folder_over_and_the_former_owner_is_refused(folder: Outp
         owned(former, folder, again=True)
 
 
-def test_a_look_that_claims_nothing_leaves_a_folder_as_it_is(folder: OutputPlace) -> None:
+def test_a_check_of_the_owner_does_not_change_the_folder(folder: OutputPlace) -> None:
     owned(MemoryStore(), folder, claim=False)
     assert (folder / MARK).content() is None
     owned(MemoryStore(), folder)
@@ -106,7 +106,7 @@ def test_a_look_that_claims_nothing_leaves_a_folder_as_it_is(folder: OutputPlace
         owned(MemoryStore(), folder, claim=False)
 
 
-def test_a_mark_that_nobody_can_read_belongs_to_nobody(folder: OutputPlace) -> None:
+def test_a_folder_with_a_damaged_mark_has_no_owner(folder: OutputPlace) -> None:
     for content in (b"", b"{", b"[]", b'{"store": "x", "more": 1}', b"\xff"):
         (folder / MARK).put(content)
         with pytest.raises(OutputNotOwned, match="not one of a lease store"):
@@ -129,7 +129,7 @@ def test_a_home_that_is_copied_or_moved_as_a_whole_keeps_its_output(
     assert moved.identity().id == store.identity().id
 
 
-def test_a_copied_home_does_not_share_output_that_lies_elsewhere(tmp_path: Path) -> None:
+def test_a_copied_home_is_refused_by_output_outside_of_it(tmp_path: Path) -> None:
     home, other = tmp_path / "home", tmp_path / "deeper" / "home"
     output = local_place(tmp_path / "output")
     home.mkdir()
@@ -158,7 +158,7 @@ def test_a_store_that_moved_to_a_server_owns_the_folder_and_the_file_does_not(
         owned(before, output, again=True)
 
 
-def test_a_disk_without_links_marks_folders_too(
+def test_a_disk_without_hard_links_marks_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -70,7 +70,7 @@ def test_a_file_that_is_committed_while_the_folder_is_listed_is_not_missing(
     assert (presence.files > before, presence.missing) == (True, 0)
 
 
-def test_a_file_that_was_replaced_and_removed_meanwhile_is_not_missing(
+def test_a_file_that_was_replaced_and_removed_during_the_check_is_not_missing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the ledger's page was read; then all files are merged, and the old ones removed."""
@@ -113,11 +113,11 @@ def test_the_names_of_a_store_are_listed(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(root.names("attempts")) == sorted(paths)
 
 
-def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_files(tmp_path: Path) -> None:
     assert list(local_place(tmp_path / "none").names("attempts")) == []
 
 
-def test_a_folder_that_cannot_be_listed_is_no_proof(
+def test_a_folder_that_cannot_be_listed_is_an_error(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> list[str]:
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_listed_is_no_proof(
         look(scene)
 
 
-def test_memory_grows_by_bytes_a_file(tmp_path: Path) -> None:
+def test_memory_grows_by_a_few_bytes_per_file(tmp_path: Path) -> None:
     """Goal: no object is kept for each file. Method: 20,000 names, and their hashes alone."""
     from dagster_leasehold.assets.output import present_files
 

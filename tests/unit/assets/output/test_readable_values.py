@@ -49,7 +49,7 @@ CASES: dict[str, tuple[pa.DataType, list[Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_no_reader_can_be_trusted_with_is_named(name: str) -> None:
+def test_values_that_some_readers_cannot_read_are_named(name: str) -> None:
     kind, values, expected = CASES[name]
     if isinstance(kind, pa.DictionaryType):
         array = pa.array(values, kind.value_type).dictionary_encode()
@@ -64,7 +64,7 @@ def test_what_no_reader_can_be_trusted_with_is_named(name: str) -> None:
         assert (mask is None) == (named == [])
 
 
-def test_what_is_behind_a_null_does_not_count() -> None:
+def test_values_under_a_null_do_not_count() -> None:
     items = pa.array([LAST_US + 1, 0], US)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), items, mask=pa.array([True, False]))
     assert unreadable(lists) is None

@@ -80,7 +80,7 @@ def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_row_that_not_every_reader_can_read_goes_to_quarantine(
+def test_a_row_that_some_readers_cannot_read_goes_to_quarantine(
     tmp_path: Path, extra: pa.Array, errors: list[str | None] | None
 ) -> None:
     """Goal: no value of a transform makes a table unreadable, and none stops its shard."""
@@ -115,7 +115,7 @@ def test_a_row_that_cannot_go_to_quarantine_is_refused_in_one_sentence(tmp_path:
         (pa.array([0, 2**62], pa.timestamp("s")), None),
     ],
 )
-def test_an_event_time_that_a_transform_made_keeps_quarantine_readable(
+def test_quarantine_stays_readable_with_an_event_time_of_the_transform(
     tmp_path: Path, times: pa.Array, stored: datetime | None
 ) -> None:
     """Goal: the event time in quarantine is a moment in UTC or null, whatever a transform made."""
@@ -129,7 +129,7 @@ def test_an_event_time_that_a_transform_made_keeps_quarantine_readable(
     assert row["event_time"] == stored
 
 
-def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
+def test_a_batch_of_errors_leaves_only_a_quarantine_file(tmp_path: Path) -> None:
     files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(rows(["a"], ["bad"]))
     assert [file.quarantine for file in files.close()] == [True]
@@ -145,7 +145,7 @@ def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str |
     assert [*tmp_path.rglob("*.parquet")] == []
 
 
-def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
+def test_abandoning_deletes_unfinished_files(tmp_path: Path) -> None:
     files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(rows(["a"]))
     assert len([*tmp_path.iterdir()]) == 1
@@ -164,7 +164,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
             files.close()
 
 
-def test_names_differ_where_only_case_does(tmp_path: Path) -> None:
+def test_file_names_differ_for_shards_that_differ_in_case(tmp_path: Path) -> None:
     files = ShardFiles(local_place(tmp_path), "0", batches("a", "A"))
     files.add(rows(["a", "A"]))
     names = [file.path.lower() for file in files.close()]

@@ -35,7 +35,7 @@ class Frame:
         return pa.Table.from_batches(self.rows)
 
 
-def test_files_of_a_frame_are_on_the_disk_under_their_names(
+def test_files_of_a_frame_are_synced_under_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with synced(monkeypatch) as paths:

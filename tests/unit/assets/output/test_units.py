@@ -90,12 +90,12 @@ def test_files_are_listed_once(store: PrunedMeanwhile) -> None:
     assert store.pruned
 
 
-def test_the_proof_holds(store: PrunedMeanwhile) -> None:
+def test_verify_passes_while_rows_are_pruned(store: PrunedMeanwhile) -> None:
     assert verify(store, KEY) == []  # type: ignore[arg-type]
     assert store.pruned
 
 
-def test_a_folded_row_is_met_by_each_of_its_numbers(store: PrunedMeanwhile) -> None:
+def test_a_merged_row_is_found_by_each_of_its_numbers(store: PrunedMeanwhile) -> None:
     store.prune()
     for number in MERGED:
         units = list(units_of(store._store, KEY, SHARD, range(number, number + 1)))

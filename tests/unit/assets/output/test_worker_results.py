@@ -34,7 +34,7 @@ def reported(failed: WorkerFailed) -> RuntimeError:
     return RuntimeError(TRACE.format(failed))
 
 
-def test_statistics_and_files_come_back() -> None:
+def test_statistics_and_files_are_read_back() -> None:
     time = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
     statistics = RangeStatistics(3, 30, time, time)
     assert RangeStatistics.of(statistics.plain()) == statistics
@@ -52,7 +52,7 @@ def test_statistics_and_files_come_back() -> None:
         TransformError("null."),
     ],
 )
-def test_errors_come_back_in_their_types(error: Exception) -> None:
+def test_errors_are_read_back_with_their_types(error: Exception) -> None:
     errors = worker_errors(reported(WorkerFailed({"a": error, "": OSError("disk")})))
     assert type(errors["a"]) is type(error)
     assert str(errors["a"]) == str(error)
@@ -60,7 +60,7 @@ def test_errors_come_back_in_their_types(error: Exception) -> None:
     assert "OSError: disk" in str(errors[""])
 
 
-def test_what_another_code_raised_or_spark_has_cut_names_no_shard() -> None:
+def test_an_error_of_other_code_or_a_truncated_one_names_no_shard() -> None:
     assert worker_errors(RuntimeError(TRACE.format("ValueError: no"))) == {}
     cut = str(reported(WorkerFailed({"a": CursorExpired("gone.")})))[:-40]
     assert worker_errors(RuntimeError(cut)) == {}

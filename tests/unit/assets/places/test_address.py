@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
         ("out", str(Path.cwd() / "out")),
     ],
 )
-def test_folders(address: str | Path, path: str) -> None:
+def test_paths_are_local_places(address: str | Path, path: str) -> None:
     place = output_place(address)
     assert place == LocalPlace(Path(path))
     assert (str(place), place.address) == (path, Path(path))
@@ -64,7 +64,7 @@ def test_stores_travel_and_join_as_uris(address: str) -> None:
         ("File:hunter2", "write File:// for a URI"),
     ],
 )
-def test_what_is_refused_and_not_repeated(address: str, sentence: str) -> None:
+def test_a_refused_address_is_not_repeated(address: str, sentence: str) -> None:
     with pytest.raises(InvalidSetting) as refusal:
         output_place(address)
     message = str(refusal.value)

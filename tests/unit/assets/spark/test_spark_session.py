@@ -34,7 +34,9 @@ def test_a_remote_address_needs_no_java(tmp_path: Path) -> None:
         builder_conf(address, tmp_path)
 
 
-def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_cluster_can_reach_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", *CONNECT_MODE_VARIABLES):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setenv("SPARK_HOME", "")
@@ -57,7 +59,7 @@ def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert os.environ["SPARK_HOME"] == "/chosen", "a user's own Spark stays"
 
 
-def test_the_users_configuration_wins_and_what_is_ours_is_refused(
+def test_configuration_of_the_user_wins_and_fixed_keys_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME"):
@@ -126,7 +128,7 @@ class _Session:
         ("gone", 4),
     ],
 )
-def test_a_sweep_uses_all_cores_of_a_cluster_that_tells_them(
+def test_a_sweep_uses_all_cores_that_a_cluster_reports(
     session: Any, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_session, "cores", lambda: 4)

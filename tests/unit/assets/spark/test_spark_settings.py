@@ -23,13 +23,13 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("place", ["connect", *ADDRESSES])
-def test_settings_and_sessions_take_the_same_places(place: str) -> None:
+def test_settings_and_sessions_accept_the_same_addresses(place: str) -> None:
     assert check_mode(place) == place
     assert SparkSettings.model_validate(place).engine == place
 
 
 @pytest.mark.parametrize("mode", ["", "conect", "http://x", "sc:/x", "localhost", "sc://"])
-def test_wrong_places_are_one_sentence(mode: str) -> None:
+def test_wrong_addresses_are_one_sentence(mode: str) -> None:
     with pytest.raises(InvalidSetting, match="Spark cannot run at"):
         check_mode(mode)
 
@@ -77,7 +77,7 @@ def test_tls_takes_no_token_in_the_address_either() -> None:
     assert "S3CRET" not in str(caught.value)
 
 
-def test_keys_without_quotes_and_values_that_are_no_text_are_sparks_all_the_same() -> None:
+def test_keys_without_quotes_and_values_that_are_not_text_are_passed_to_spark() -> None:
     """In TOML, the dots of a key without quotes make tables."""
     spark = SparkSettings.model_validate(
         {"memory": "4g", "conf": {"spark": {"executor": {"cores": 2}, "a": True}, "spark.x": "y"}}
@@ -104,7 +104,9 @@ def test_keys_without_quotes_and_values_that_are_no_text_are_sparks_all_the_same
         ({"conf": {"spark.hadoop.x": "https://me:S3CRET@host/"}}, "holds a secret"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(table: dict[str, Any], message: str) -> None:
+def test_impossible_combinations_of_settings_are_refused(
+    table: dict[str, Any], message: str
+) -> None:
     with pytest.raises(pydantic.ValidationError, match=message) as caught:
         SparkSettings.model_validate(table)
     assert "S3CRET" not in str(caught.value)
@@ -130,7 +132,7 @@ def test_what_cannot_be_meant_is_refused(table: dict[str, Any], message: str) ->
         ("spark.kerberos.renewal.credentials", "ccache"),
     ],
 )
-def test_a_key_that_only_refers_to_a_secret_is_taken(key: str, value: str) -> None:
+def test_a_key_that_only_refers_to_a_secret_is_accepted(key: str, value: str) -> None:
     """Each names a class, a file, a Kubernetes secret or a switch; the secret is elsewhere."""
     check_conf("k8s://https://host:6443", {key: value})
 
@@ -153,7 +155,7 @@ def test_a_key_that_only_refers_to_a_secret_is_taken(key: str, value: str) -> No
         "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
     ],
 )
-def test_a_key_that_holds_a_secret_is_refused(key: str) -> None:
+def test_a_key_that_contains_a_secret_is_refused(key: str) -> None:
     with pytest.raises(InvalidSetting, match="holds a secret"):
         check_conf("k8s://https://host:6443", {key: "S3CRET"})
 
@@ -188,13 +190,13 @@ FIXED_HERE = ("spark.driver.host", "spark.driver.bindAddress")
 
 @pytest.mark.parametrize("key", FIXED)
 @pytest.mark.parametrize("mode", ["connect", "spark://host:7077", "sc://host"])
-def test_what_others_rely_on_is_not_overridden(mode: str, key: str) -> None:
+def test_fixed_keys_cannot_be_overridden(mode: str, key: str) -> None:
     with pytest.raises(InvalidSetting, match=f"may not set {key}: "):
         check_conf(mode, {key: "x"})
 
 
 @pytest.mark.parametrize("key", FIXED_HERE)
-def test_a_spark_on_this_host_stays_there(key: str) -> None:
+def test_a_local_spark_refuses_other_driver_addresses(key: str) -> None:
     check_conf("spark://host:7077", {key: "x"})
     with pytest.raises(InvalidSetting, match=f"may not set {key}: "):
         check_conf("connect", {key: "x"})

@@ -16,7 +16,7 @@ RELEASES = [f"4.{minor}" for minor in range(OLDEST.minor, NEWEST.minor + 1)]
 
 @pytest.mark.parametrize("server", RELEASES)
 @pytest.mark.parametrize("here", RELEASES)
-def test_a_server_of_the_same_or_the_next_minor_version_is_taken(here: str, server: str) -> None:
+def test_a_server_of_the_same_or_the_next_minor_version_is_accepted(here: str, server: str) -> None:
     apart = abs(RELEASES.index(here) - RELEASES.index(server))
     assert (refusal(f"{here}.1", f"{server}.0") is None) == (apart <= 1)
 
@@ -38,7 +38,7 @@ def test_any_other_pair_is_one_sentence(here: str, server: str, words: str) -> N
 
 
 @pytest.mark.parametrize("version", ["4.1", "4.1.2", "4.1.0-amzn-1", "4.1.0.dev1"])
-def test_vendors_write_versions_of_their_own(version: str) -> None:
+def test_versions_of_vendors_are_parsed(version: str) -> None:
     assert release_of(version) == (4, 1)
 
 

@@ -27,14 +27,14 @@ def test_a_chained_trace_gives_the_last_exception() -> None:
     assert users_error(RuntimeError(f"{text} last):\n  y\nValueError: b")) == "ValueError: b"
 
 
-def test_what_java_raised_is_said_instead_of_the_call_that_raised_it() -> None:
+def test_an_error_of_java_is_reported_instead_of_the_call_that_raised_it() -> None:
     text = "An error occurred while calling o7.collectToPython.\n: org.apache.SparkException: Job"
     assert (
         users_error(RuntimeError(f"{text} aborted.\n\tat x.y.z")) == "SparkException: Job aborted"
     )
 
 
-def test_others_give_type_and_first_line() -> None:
+def test_other_errors_are_reported_by_type_and_first_line() -> None:
     assert users_error(ZeroDivisionError("division by zero")) == (
         "ZeroDivisionError: division by zero"
     )
@@ -58,7 +58,7 @@ def test_others_give_type_and_first_line() -> None:
         ("Traceback (most recent call last):\n  x\nOSError: Connection refused", False),
     ],
 )
-def test_a_gone_session_is_told_from_a_failed_job(text: str, gone: bool) -> None:
+def test_a_lost_session_is_distinguished_from_a_failed_job(text: str, gone: bool) -> None:
     assert session_is_gone(RuntimeError(text)) is gone
 
 

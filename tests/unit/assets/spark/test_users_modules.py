@@ -43,9 +43,7 @@ def imported(name: str) -> Any:
     return importlib.import_module(f"{PROJECT}.{name}")
 
 
-def test_all_modules_are_imported_anew_once_one_is_edited(
-    project: Path, modules: UsersModules
-) -> None:
+def test_all_modules_are_imported_again_after_an_edit(project: Path, modules: UsersModules) -> None:
     rules = imported("rules")
     modules.forget_changed()
     assert imported("rules") is rules, "nothing has changed"
@@ -72,7 +70,7 @@ def test_an_edit_while_a_module_is_imported_is_not_missed(
     assert imported("rules").PRICE == 30
 
 
-def test_what_is_installed_stays_and_so_does_leasehold(
+def test_installed_packages_and_leasehold_are_not_imported_again(
     project: Path, modules: UsersModules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users_modules, "_installation", lambda: (project.parent,))
@@ -83,7 +81,7 @@ def test_what_is_installed_stays_and_so_does_leasehold(
     assert users_modules.__name__ in sys.modules
 
 
-def test_a_module_of_another_finder_is_followed_as_well(
+def test_a_module_of_another_finder_is_imported_again(
     project: Path, modules: UsersModules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: a project that is installed for editing has a finder of its own."""

@@ -24,13 +24,13 @@ MINUTE = timedelta(minutes=1)
 A, B = ShardId("a"), ShardId("b")
 
 
-def test_the_shard_that_is_farthest_back_decides() -> None:
+def test_the_slowest_shard_decides_the_frontier() -> None:
     reached = frontier([ShardTime(A, NOON + 90 * MINUTE), ShardTime(B, NOON + 59 * MINUTE)])
     assert (reached.until, reached.held_by) == (NOON + 59 * MINUTE, B)
     assert complete_hours(NOON, reached.until, 9) == []
 
 
-def test_an_hour_is_complete_at_its_end_and_not_before() -> None:
+def test_an_hour_is_complete_once_the_frontier_reaches_its_end() -> None:
     assert complete_hours(NOON, NOON + HOUR, 9) == [NOON]
     assert complete_hours(NOON, NOON + HOUR - timedelta(microseconds=1), 9) == []
     assert complete_hours(NOON, NOON + 100 * HOUR, 3) == [NOON, NOON + HOUR, NOON + 2 * HOUR]
@@ -43,7 +43,7 @@ def test_an_allowance_moves_the_frontier_back() -> None:
 
 
 @pytest.mark.parametrize("time", [FIRST, LAST])
-def test_the_ends_of_the_calendar_are_times_like_all_others(time: datetime) -> None:
+def test_the_first_and_last_times_of_the_calendar_are_accepted(time: datetime) -> None:
     """Goal: a shard that has come there holds back or releases hours, and raises nothing."""
     for shard in (ShardTime(A, time), ShardTime(A, time, idle=True)):
         reached = frontier([shard], out_of_order=9 * MINUTE)
@@ -53,17 +53,17 @@ def test_the_ends_of_the_calendar_are_times_like_all_others(time: datetime) -> N
     assert complete_hours(hour_of(LAST), time, 9) == []
 
 
-def test_a_shard_without_output_holds_everything_back() -> None:
+def test_a_shard_without_output_delays_all_hours() -> None:
     reached = frontier([ShardTime(A, NOON + HOUR), ShardTime(B)])
     assert (reached.until, reached.held_by) == (None, B)
 
 
-def test_a_shard_that_only_the_source_knows_holds_everything_back() -> None:
+def test_a_shard_that_only_the_source_lists_delays_all_hours() -> None:
     reached = frontier([ShardTime(A, NOON, finished=True)], unlisted=[B])
     assert (reached.until, reached.held_by) == (None, B)
 
 
-def test_finished_and_idle_shards_hold_nothing_back() -> None:
+def test_finished_and_idle_shards_delay_no_hour() -> None:
     shards = [
         ShardTime(A, NOON, finished=True),
         ShardTime(B, NOON + MINUTE, idle=True),
@@ -72,19 +72,19 @@ def test_finished_and_idle_shards_hold_nothing_back() -> None:
     assert frontier(shards).until == NOON + HOUR
 
 
-def test_when_all_are_finished_the_last_hour_is_complete() -> None:
+def test_if_all_shards_are_finished_the_last_hour_is_complete() -> None:
     shards = [ShardTime(A, NOON, finished=True), ShardTime(B, NOON + 61 * MINUTE, finished=True)]
     assert frontier(shards).until == NOON + 2 * HOUR
 
 
-def test_when_all_are_idle_the_newest_record_decides() -> None:
+def test_if_all_shards_are_idle_the_newest_record_decides() -> None:
     """The hour of the newest record stays open: its shard may continue where it stopped."""
     shards = [ShardTime(A, NOON, idle=True), ShardTime(B, NOON + 61 * MINUTE, finished=True)]
     assert frontier(shards).until == NOON + 61 * MINUTE
 
 
 @pytest.mark.parametrize("shards", [[], [ShardTime(A, idle=True)], [ShardTime(A, finished=True)]])
-def test_without_output_nothing_is_complete(shards: list[ShardTime]) -> None:
+def test_without_output_no_hour_is_complete(shards: list[ShardTime]) -> None:
     assert frontier(shards).until is None
 
 

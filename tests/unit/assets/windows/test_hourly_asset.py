@@ -22,14 +22,14 @@ from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.shard_sources.local_log import LocalLog
 
 
-def test_an_hour_of_all_shards_is_no_arrow_table(tmp_path: Path) -> None:
+def test_an_hourly_asset_refuses_an_arrow_transform(tmp_path: Path) -> None:
     transform: Any = arrow_transform(lambda table: table)
     stream = ShardStream("visits", LocalLog(tmp_path))
     with pytest.raises(InvalidSetting, match=r"takes Arrow tables.*remove the decorator"):
         HourlyAsset("per_hour", stream, transform, since=datetime(2026, 1, 31, tzinfo=UTC))
 
 
-def test_an_hour_names_its_rows_columns_and_place_as_dagster_does(tmp_path: Path) -> None:
+def test_the_metadata_of_an_hour_use_the_keys_of_dagster(tmp_path: Path) -> None:
     table = pa.table({"shard_id": ["0", "1"], "count": [60, 60]})
     (tmp_path / "attempts" / "1").mkdir(parents=True)
     pq.write_table(table, tmp_path / "attempts" / "1" / "a.parquet")

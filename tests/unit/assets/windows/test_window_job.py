@@ -72,7 +72,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HourJob:
     return HourJob(tmp_path)
 
 
-def test_an_hour_without_a_free_core_says_so_until_a_task_runs(job: HourJob) -> None:
+def test_an_hour_without_a_free_core_logs_it_until_a_task_runs(job: HourJob) -> None:
     awaited: list[str] = []
 
     def transform(_: object) -> int:
@@ -106,9 +106,7 @@ def test_tasks_that_end_are_progress_of_an_hour(job: HourJob) -> None:
         job.make(transform)
 
 
-def test_an_hour_that_nobody_waits_for_is_interrupted_and_what_it_writes_is_left(
-    job: HourJob,
-) -> None:
+def test_an_abandoned_hour_is_interrupted_and_its_folder_is_kept(job: HourJob) -> None:
     """Goal: a task that still writes finds its folder, which nothing names."""
 
     def transform(_: object) -> None:
@@ -129,7 +127,7 @@ def test_an_hour_that_nobody_waits_for_is_interrupted_and_what_it_writes_is_left
         ("there is no such column", TransformError, 0),
     ],
 )
-def test_a_job_that_fails_leaves_its_folder_where_somebody_may_still_write(
+def test_a_failed_job_keeps_its_folder_while_tasks_can_still_write(
     job: HourJob, message: str, kind: type[Exception], left: int
 ) -> None:
     def transform(_: object) -> None:
@@ -142,7 +140,7 @@ def test_a_job_that_fails_leaves_its_folder_where_somebody_may_still_write(
     assert len(job.left) == left
 
 
-def test_an_hour_whose_process_is_ended_on_the_spot_interrupts_its_job(job: HourJob) -> None:
+def test_the_job_of_a_terminated_hour_is_interrupted(job: HourJob) -> None:
     def transform(_: object) -> None:
         raise KeyboardInterrupt
 

@@ -86,7 +86,7 @@ def hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hour:
     return Hour(tmp_path, monkeypatch)
 
 
-def test_the_trace_of_an_hour_shows_what_spark_takes_of_it(hour: Hour) -> None:
+def test_the_trace_of_an_hour_shows_the_time_of_spark(hour: Hour) -> None:
     with recorded_spans() as spans:
         hour.make()
         publication = ["  publication", "    stage", "    catalog"]
@@ -96,7 +96,7 @@ def test_the_trace_of_an_hour_shows_what_spark_takes_of_it(hour: Hour) -> None:
     assert attributes == of_group | {"job": "hour", "run": "run-1", "asset": "hourly"}
 
 
-def test_an_hour_whose_output_expired_stays_as_it_was_made(hour: Hour) -> None:
+def test_an_hour_with_expired_output_is_not_computed_again(hour: Hour) -> None:
     """Made again, it would hold only what has not expired."""
     window = hour.make().window
     hour.world.deliver()
@@ -107,7 +107,7 @@ def test_an_hour_whose_output_expired_stays_as_it_was_made(hour: Hour) -> None:
     assert hour.attempts() == []
 
 
-def test_vacuum_leaves_an_hour_alone_while_it_is_made(hour: Hour) -> None:
+def test_vacuum_keeps_the_files_of_an_hour_in_progress(hour: Hour) -> None:
     """1. files are written, and grow old; 2. vacuum runs; 3. the row names them."""
     reports: list[VacuumReport] = []
     hour.meanwhile = lambda: reports.append(hour.vacuum())
@@ -118,7 +118,7 @@ def test_vacuum_leaves_an_hour_alone_while_it_is_made(hour: Hour) -> None:
     assert hour.vacuum().removed == ()
 
 
-def test_a_run_that_was_taken_for_dead_writes_no_row_over_removed_files(hour: Hour) -> None:
+def test_a_run_declared_dead_cannot_write_its_hour(hour: Hour) -> None:
     """1. files are written; 2. another run ends it; 3. vacuum removes; 4. the run continues."""
 
     def taken_for_dead() -> None:
@@ -137,7 +137,7 @@ def test_a_run_that_was_taken_for_dead_writes_no_row_over_removed_files(hour: Ho
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_an_hour_is_made_once_more_in_a_new_session(hour: Hour, lost: int) -> None:
+def test_an_hour_is_repeated_once_in_a_new_session(hour: Hour, lost: int) -> None:
     """Goal: what the lost session wrote, or still writes, is in no row."""
 
     def fails() -> None:
@@ -158,7 +158,7 @@ def test_an_hour_is_made_once_more_in_a_new_session(hour: Hour, lost: int) -> No
     assert hour.attempts() == []
 
 
-def test_a_run_that_fails_or_is_killed_keeps_nothing_for_ever(
+def test_failed_and_killed_runs_leave_no_permanent_attempt(
     hour: Hour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
@@ -190,7 +190,7 @@ def test_a_run_that_fails_or_is_killed_keeps_nothing_for_ever(
     assert session.interrupted == [run_tag("run-4")], "its job may be at work still"
 
 
-def test_an_hour_without_progress_is_given_up_and_stays_as_it_was(
+def test_a_stalled_hour_is_given_up_and_keeps_its_output(
     hour: Hour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: it is made once; then no task of its job runs, and the job ends late."""
@@ -254,7 +254,7 @@ def test_an_hour_that_is_terminated_has_its_job_interrupted(
     assert hour.store.windows(hour.key) == []
 
 
-def test_an_hour_whose_source_hangs_is_given_up(
+def test_an_hour_with_a_hanging_source_is_given_up(
     hour: Hour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()

@@ -79,7 +79,7 @@ def test_a_backward_save_is_refused_and_the_shard_stays(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_backward_save_drops_no_save_that_still_waits(clock: ManualClock, group: World):
+def test_a_backward_save_keeps_a_waiting_save(clock: ManualClock, group: World):
     store, client = group(clock)
     client.save_checkpoint(S0, "12")
     with pytest.raises(CheckpointRefused):
@@ -116,7 +116,7 @@ def ordering(clock: ManualClock) -> tuple[MemoryStore, GroupMember]:
     return store, client
 
 
-def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
+def test_a_save_refused_by_the_store_keeps_the_shard(
     clock: ManualClock, ordering: tuple[MemoryStore, GroupMember]
 ):
     store, client = ordering
@@ -128,7 +128,7 @@ def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
 
 
 @pytest.mark.parametrize("leave", ["release", "shutdown", "beat", "unreported"])
-def test_a_waiting_save_that_the_store_refuses_holds_nothing_up(
+def test_a_waiting_save_that_the_store_refuses_does_not_block_others(
     clock: ManualClock,
     ordering: tuple[MemoryStore, GroupMember],
     caplog: pytest.LogCaptureFixture,

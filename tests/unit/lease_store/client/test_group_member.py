@@ -70,7 +70,7 @@ def test_two_members_share_and_never_both_have_a_shard(clock: ManualClock):
     assert abs(len(of_a) - len(of_b)) == 1
 
 
-def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: ManualClock):
+def test_a_shard_is_kept_until_the_member_stops_reporting_it(clock: ManualClock):
     store = memory_store(["0", "1"])
     a = joined(store, clock, "a")
     for shard in a.heartbeat(()):
@@ -99,7 +99,7 @@ def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: ManualClock):
         a.save_checkpoint(moving, "9")
 
 
-def test_a_shard_opened_after_the_report_was_listed_is_not_given_up(clock: ManualClock):
+def test_a_shard_opened_after_the_report_is_not_released(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -157,7 +157,7 @@ def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(c
     assert checkpoint(store) == "9"
 
 
-def test_a_stale_save_that_only_the_store_knows_of_is_told_once(clock: ManualClock):
+def test_a_loss_that_only_the_store_knows_is_raised_once(clock: ManualClock):
     """The holder still trusts itself: the store has to refuse, by the tenure's epoch."""
     store = memory_store(["0"])
     a = joined(store, clock, "a")
@@ -174,9 +174,7 @@ def test_a_stale_save_that_only_the_store_knows_of_is_told_once(clock: ManualClo
     assert opened(a).check_point == "100"
 
 
-def test_a_loss_seen_by_a_heartbeat_leaves_the_reply_and_is_told_by_the_next_save(
-    clock: ManualClock,
-):
+def test_a_loss_seen_by_a_heartbeat_is_raised_by_the_next_save(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -227,7 +225,7 @@ def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(c
     assert checkpoint(store) == "2"
 
 
-def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: ManualClock):
+def test_a_member_can_open_a_shard_after_a_lost_reply(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -244,7 +242,7 @@ def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: ManualCl
     assert opened(a).tenure.epoch == 2
 
 
-def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(clock: ManualClock):
+def test_an_unanswered_save_is_repeated_after_the_interval(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -295,7 +293,7 @@ def test_a_second_process_of_one_name_is_refused_until_the_first_is_silent(clock
     assert second.heartbeat(()) == (S0,)
 
 
-def test_a_displaced_member_learns_it_and_loses_its_shards(clock: ManualClock):
+def test_a_replaced_member_raises_an_error_and_loses_its_shards(clock: ManualClock):
     store = memory_store(["0"])
     first = joined(store, clock, "a", incarnation="first")
     first.heartbeat(())
@@ -314,9 +312,7 @@ def test_a_displaced_member_learns_it_and_loses_its_shards(clock: ManualClock):
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["with a batch", "with an intent only"])
-def test_a_client_takes_a_shard_over_from_a_run_and_gives_it_back(
-    clock: ManualClock, committed: bool
-):
+def test_a_shard_moves_from_a_run_to_a_client_and_back(clock: ManualClock, committed: bool):
     """Records that a plain client reads are missing from the ledger: a gap, not a dead end."""
     store = memory_store(["0"])
     run = joined(store, clock, "run")
@@ -372,7 +368,7 @@ def with_a_ledger(store: MemoryStore, clock: ManualClock) -> GroupMember:
     return plain
 
 
-def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: ManualClock):
+def test_saves_continue_after_a_lost_reply(clock: ManualClock):
     store = LosesAReply()
     make_group(store)
     plain = with_a_ledger(store, clock)
@@ -384,7 +380,7 @@ def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: ManualClock)
     assert verify(store, KEY) == []
 
 
-def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: ManualClock):
+def test_a_client_reads_again_from_the_checkpoint_of_a_store_that_lost_its_save(clock: ManualClock):
     """Otherwise every later heartbeat would be refused, and the shard stall for good."""
     store = memory_store()
     plain = with_a_ledger(store, clock)
@@ -402,9 +398,7 @@ def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: 
     assert checkpoint(store) == "9"
 
 
-def test_a_client_with_nothing_left_to_save_notices_that_the_store_lost_a_checkpoint(
-    clock: ManualClock,
-):
+def test_a_client_without_unsaved_cursors_notices_a_lost_checkpoint(clock: ManualClock):
     store = memory_store()
     plain = joined(store, clock, "plain")
     plain.heartbeat(())
@@ -448,7 +442,7 @@ def test_modulo_settings_that_do_not_fit_are_refused(
     assert second.heartbeat(()) == ("1", "3")
 
 
-def test_an_idle_heartbeat_is_three_statements_however_many_shards(clock: ManualClock):
+def test_an_idle_heartbeat_costs_three_statements_for_any_number_of_shards(clock: ManualClock):
     for count in (1, 300):
         store = memory_store([str(number) for number in range(count)])
         a = joined(store, clock, "a")

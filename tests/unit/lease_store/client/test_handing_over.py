@@ -18,7 +18,9 @@ from tests.unit.lease_store.client.world import (
 )
 
 
-def test_a_loss_at_hand_over_reaches_the_next_call(clock: ManualClock, feed: ListFeed):
+def test_a_shard_lost_during_its_release_is_raised_by_the_next_call(
+    clock: ManualClock, feed: ListFeed
+):
     """A checkpoint in memory could not be persisted: the caller has to hear of it."""
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
@@ -43,9 +45,7 @@ def test_a_loss_at_hand_over_reaches_the_next_call(clock: ManualClock, feed: Lis
         a.poll(moving)
 
 
-def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
-    clock: ManualClock, feed: ListFeed
-):
+def test_an_unanswered_release_is_repeated(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
     for shard in a.partitions():
@@ -66,7 +66,7 @@ def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
     assert owner(store, moving) == "b"
 
 
-def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
+def test_a_client_continues_a_shard_whose_transfer_was_called_off(
     clock: ManualClock, feed: ListFeed
 ):
     """The next node leaves while the holder works on its last batch, which then times out."""

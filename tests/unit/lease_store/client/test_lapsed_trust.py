@@ -50,7 +50,7 @@ def evict(store: MemoryStore, clock: ManualClock) -> GroupMember:
     return other
 
 
-def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: ManualClock):
+def test_work_from_before_a_lapse_is_saved_under_the_same_tenure(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     a.save_checkpoint(S0, "100")
@@ -65,7 +65,7 @@ def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: Ma
     assert verify(store, KEY) == []
 
 
-def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock: ManualClock):
+def test_a_call_after_a_lapse_beats_first(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -77,7 +77,7 @@ def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock:
     assert checkpoint(store) == "4"
 
 
-def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: ManualClock):
+def test_a_member_evicted_during_a_lapse_does_not_continue(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     a.save_checkpoint(S0, "100")
@@ -96,7 +96,7 @@ def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: ManualCloc
     assert verify(store, KEY) == []
 
 
-def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(clock: ManualClock):
+def test_a_shard_that_returned_to_its_old_holder_has_another_tenure(clock: ManualClock):
     """1. a lapses; 2. b takes the shard, reads on and leaves; 3. a is back, and it is a's again."""
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
@@ -113,7 +113,7 @@ def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(cloc
     assert a.heartbeat(()) == (S0,)
 
 
-def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: ManualClock):
+def test_a_tenure_that_ended_during_a_lapse_is_detected(clock: ManualClock):
     """The member keeps its place, but the shard's epoch rose: nothing is even tried."""
     store = memory_store(["0"])
     a, _ = holding(store, clock)
@@ -128,7 +128,7 @@ def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: ManualClock
 
 
 @pytest.mark.parametrize("verb", ["beat", "progress"])
-def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: ManualClock, verb: str):
+def test_a_lapsed_member_does_nothing_until_the_store_confirms_it(clock: ManualClock, verb: str):
     store = memory_store(["0"])
     a, _ = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -151,7 +151,7 @@ def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: ManualC
     assert checkpoint(store) == "4", "what was done meanwhile was kept in memory"
 
 
-def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: ManualClock):
+def test_a_beat_that_took_longer_than_its_trust_does_not_count(clock: ManualClock):
     store = memory_store(["0"])
     a, _ = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -167,7 +167,7 @@ def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: ManualCl
     assert not a.trusted
 
 
-def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: ManualClock, feed: ListFeed):
+def test_a_pull_client_continues_with_its_batch_after_a_lapse(clock: ManualClock, feed: ListFeed):
     """A hundred records were read twice here, though nobody else had touched the shard."""
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
@@ -187,7 +187,7 @@ def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: ManualClock, fe
     assert verify(store, KEY) == []
 
 
-def test_a_beat_that_got_no_answer_renews_no_trust(
+def test_an_unanswered_beat_does_not_renew_trust(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ):
     store = memory_store(["0"])

@@ -44,7 +44,7 @@ def traces(store: MemoryStore) -> tuple[int, int]:
     return store.pulse(KEY).group.generation, len(store.journal(KEY))
 
 
-def test_a_second_connect_answers_where_the_shard_stands(
+def test_a_second_connect_returns_the_position_of_the_shard(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     client = started(store, clock, feed, "a")
@@ -59,7 +59,7 @@ def test_a_second_connect_answers_where_the_shard_stands(
     assert traces(store) == before
 
 
-def test_refused_connects_write_nothing_and_soon_ask_nothing(
+def test_refused_connects_write_nothing_and_soon_read_nothing(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
@@ -77,7 +77,7 @@ def test_refused_connects_write_nothing_and_soon_ask_nothing(
     assert traces(store) == before
 
 
-def test_a_shard_that_became_free_is_connected_at_the_next_look(
+def test_a_freed_shard_is_connected_at_the_next_check(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
@@ -97,7 +97,7 @@ def test_a_shard_that_became_free_is_connected_at_the_next_look(
     assert c.connect(S0) == "0"
 
 
-def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
+def test_a_failed_connect_is_repeated_after_a_growing_pause(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     client = started(store, clock, feed, "a")
@@ -118,9 +118,7 @@ def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
     assert client.connect(S0) == "0"
 
 
-def test_a_shard_that_just_became_free_is_asked_for_once(
-    clock: ManualClock, feed: ListFeed, store: MemoryStore
-):
+def test_a_freed_shard_is_requested_once(clock: ManualClock, feed: ListFeed, store: MemoryStore):
     """The first refusal was seen and cost nothing; the second one is found out by a write."""
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     a.connect(S0)
@@ -138,7 +136,7 @@ def test_a_shard_that_just_became_free_is_asked_for_once(
     assert traces(store) == before
 
 
-def test_a_shard_that_another_node_asks_for_is_left_to_it(
+def test_a_shard_requested_by_another_node_is_left_to_it(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     b = started(store, clock, feed, "b")
@@ -152,9 +150,7 @@ def test_a_shard_that_another_node_asks_for_is_left_to_it(
     assert b.partitions() == ()
 
 
-def test_a_paused_group_is_asked_for_nothing(
-    clock: ManualClock, feed: ListFeed, store: MemoryStore
-):
+def test_a_paused_group_receives_no_request(clock: ManualClock, feed: ListFeed, store: MemoryStore):
     client = started(store, clock, feed, "a")
     (group,) = store.groups()
     store.update_group(replace(group, paused=True), observer="operator")
@@ -165,7 +161,7 @@ def test_a_paused_group_is_asked_for_nothing(
 
 
 @pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
-def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
+def test_a_closed_shard_is_released_until_it_is_open_again(
     clock: ManualClock, feed: ListFeed, mode: AssignmentMode
 ):
     store = memory_store(["0"], assignment=mode)
@@ -190,7 +186,7 @@ def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
     assert client.connect(S0) == "4"
 
 
-def test_a_disconnected_shard_is_connected_by_the_next_client_that_asks(
+def test_another_client_can_connect_a_disconnected_shard(
     clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
@@ -210,7 +206,7 @@ def test_a_disconnected_shard_is_connected_by_the_next_client_that_asks(
     ("connects", "silent"),
     [(True, "claim"), (True, "open_tenure"), (True, "save_checkpoint"), (False, "close_tenure")],
 )
-def test_a_shard_that_a_client_failed_to_connect_or_disconnect_is_free_for_others(
+def test_a_shard_is_free_for_others_after_a_failed_connect_or_disconnect(
     clock: ManualClock,
     feed: ListFeed,
     store: MemoryStore,
@@ -234,7 +230,7 @@ def test_a_shard_that_a_client_failed_to_connect_or_disconnect_is_free_for_other
         a.connect(S0)
 
 
-def test_a_shard_that_its_owner_reads_and_does_not_ask_for_is_had_after_its_batch(
+def test_a_shard_that_its_owner_no_longer_requests_moves_after_its_batch(
     clock: ManualClock, feed: ListFeed
 ):
     """The group was shared by number when its only client began to read."""

@@ -127,7 +127,7 @@ def test_a_processor_is_called_in_order_and_its_checkpoint_persisted(fleet: Flee
     ],
     ids=["within the batch", "its start", "its end", "before it", "nonsense"],
 )
-def test_a_rollback_cursor_says_where_reading_goes_on(
+def test_reading_continues_at_a_rollback_cursor(
     fleet: Fleet, wanted: str, then: object, saved: str
 ):
     """An earlier cursor brings records again, up to what was done, and saves nothing meanwhile."""
@@ -176,7 +176,7 @@ def test_a_failing_processor_gets_the_same_records_again_and_delays_only_its_sha
     assert bad.seen == fleet.feed.shards[S0]
 
 
-def test_a_processor_that_cannot_initialize_is_made_anew(fleet: Fleet):
+def test_a_processor_that_cannot_initialize_is_created_again(fleet: Fleet):
     made: list[Recorder] = []
 
     class Failing(Recorder):
@@ -234,7 +234,7 @@ def test_a_shard_moves_between_live_workers_without_repetition(fleet: Fleet):
     assert verify(fleet.store, KEY) == []
 
 
-def test_a_lost_shard_is_shut_down_without_saving_and_taken_up_again(fleet: Fleet):
+def test_a_lost_shard_is_shut_down_without_saving_and_opened_again(fleet: Fleet):
     worker = fleet.worker("a")
     worker.step()
     worker.step()
@@ -254,7 +254,7 @@ def test_a_lost_shard_is_shut_down_without_saving_and_taken_up_again(fleet: Flee
     ]
 
 
-def test_a_worker_that_slept_too_long_saves_nothing_of_what_it_did_meanwhile(fleet: Fleet):
+def test_a_worker_that_slept_beyond_its_lease_saves_nothing(fleet: Fleet):
     a = fleet.worker("a")
     a.step()
     recorder = fleet.recorders[S0]
@@ -278,7 +278,7 @@ def test_a_worker_that_slept_too_long_saves_nothing_of_what_it_did_meanwhile(fle
     assert processing is not None
 
 
-def test_a_worker_that_slept_and_was_not_missed_repeats_nothing(fleet: Fleet):
+def test_a_worker_that_slept_without_an_eviction_repeats_nothing(fleet: Fleet):
     worker = fleet.worker("a")
     worker.step()
     worker.step()
@@ -305,7 +305,7 @@ def test_a_worker_that_slept_and_was_not_missed_repeats_nothing(fleet: Fleet):
     assert verify(fleet.store, KEY) == []
 
 
-def test_a_worker_waits_at_a_gap_and_passes_it_once_it_is_accepted(fleet: Fleet):
+def test_a_worker_waits_at_a_gap_until_it_is_accepted(fleet: Fleet):
     worker = fleet.worker("a")
     worker.step()
     worker.step()
@@ -344,7 +344,7 @@ def test_a_finished_shard_is_shut_down_before_it_is_over(fleet: Fleet):
     assert worker.states() == {}
 
 
-def test_a_store_that_is_away_delays_the_hand_over_but_not_twice_the_shutdown(fleet: Fleet):
+def test_an_outage_of_the_store_delays_a_release_and_does_not_repeat_the_shutdown(fleet: Fleet):
     fleet.store = memory_store(["0", "1"])
     a = fleet.worker("a")
     a.step()
@@ -368,7 +368,7 @@ def test_a_store_that_is_away_delays_the_hand_over_but_not_twice_the_shutdown(fl
     assert owner(fleet.store, moving) == "b"
 
 
-def test_run_works_until_it_is_told_to_stop():
+def test_run_works_until_it_is_asked_to_stop():
     store = MemoryStore()
     store.create_group(Group(KEY, timeout_s=TIMEOUT_S))
     store.sync_shards(KEY, [ShardListing(S0)], observer="test")
@@ -401,7 +401,7 @@ def test_run_says_why_it_cannot_join(fleet: Fleet):
         ProcessorWorker(second, fleet.feed, fleet.processor).run(threading.Event())
 
 
-def test_a_processor_that_hangs_costs_the_worker_its_place_and_nobody_a_record(fleet: Fleet):
+def test_a_worker_with_a_hanging_processor_leaves_and_no_record_is_lost(fleet: Fleet):
     """Its beats continue on another thread, here the test's; its own thread is in the call."""
     first = fleet.worker("a")
     first.step()
@@ -450,7 +450,7 @@ def test_a_processor_that_hangs_costs_the_worker_its_place_and_nobody_a_record(f
     assert verify(fleet.store, KEY) == []
 
 
-def test_a_worker_whose_caller_takes_its_time_between_two_steps_does_not_hang(fleet: Fleet):
+def test_a_slow_caller_between_two_steps_does_not_count_as_a_stall(fleet: Fleet):
     worker = fleet.worker("a")
     for _ in range(3):
         worker.step()

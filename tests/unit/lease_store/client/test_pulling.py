@@ -66,7 +66,7 @@ def test_poll_and_confirm_move_the_offsets(clock: ManualClock, feed: ListFeed):
     assert owner(store) is None
 
 
-def test_a_part_of_a_batch_may_be_confirmed(clock: ManualClock, feed: ListFeed):
+def test_a_part_of_a_batch_can_be_confirmed(clock: ManualClock, feed: ListFeed):
     client = started(memory_store(["0"]), clock, feed, "a")
     client.connect(S0)
     batch = polled(client)
@@ -108,9 +108,7 @@ def test_an_unconfirmed_batch_is_protected_and_then_rolled_back(clock: ManualClo
         client.confirm(again)
 
 
-def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
-    clock: ManualClock, feed: ListFeed
-):
+def test_a_shard_is_transferred_once_its_batch_is_confirmed(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
     batches = {}
@@ -135,7 +133,7 @@ def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
         a.poll(moving)
 
 
-def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
+def test_a_shard_is_transferred_when_the_protect_time_of_its_batch_ends(
     clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
@@ -158,7 +156,7 @@ def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
     assert b.connect(moving) == "4", "the confirmed batch is persisted, the other comes again"
 
 
-def test_a_dead_client_is_replaced_and_what_was_unconfirmed_comes_again(
+def test_unconfirmed_records_of_a_dead_client_are_delivered_again(
     clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"])
@@ -181,7 +179,7 @@ def test_a_dead_client_is_replaced_and_what_was_unconfirmed_comes_again(
         a.poll(S0)
 
 
-def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: ManualClock, feed: ListFeed):
+def test_a_fenced_confirm_is_raised_once_and_moves_nothing(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     a = started(store, clock, feed, "a")
     a.connect(S0)
@@ -196,7 +194,7 @@ def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: ManualClock, fee
     assert a.connect(S0) == "7"
 
 
-def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(
+def test_a_bootstrap_cursor_starts_the_shard_and_forces_a_stored_checkpoint(
     clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"])
@@ -234,7 +232,7 @@ def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
 
 
 @pytest.mark.parametrize(("asked", "begin"), [("1000000000", "10"), ("2", "5")])
-def test_a_second_connect_with_a_cursor_that_was_clamped_answers_where_the_shard_stands(
+def test_a_second_connect_with_a_clamped_cursor_returns_the_position(
     clock: ManualClock, feed: ListFeed, asked: str, begin: str
 ):
     store = memory_store(["0"])
@@ -267,7 +265,7 @@ def test_records_removed_while_connected_become_a_gap(
     assert checkpoint(store) == end
 
 
-def test_a_group_that_holds_at_gaps_goes_on_once_the_loss_is_accepted(
+def test_a_group_that_holds_at_gaps_continues_once_the_loss_is_accepted(
     clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
@@ -291,9 +289,7 @@ def test_a_group_that_holds_at_gaps_goes_on_once_the_loss_is_accepted(
     assert checkpoint(store) == "6"
 
 
-def test_the_initial_position_counts_only_where_nothing_is_stored(
-    clock: ManualClock, feed: ListFeed
-):
+def test_the_initial_position_counts_only_without_a_checkpoint(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"], initial_position="end")
     client = started(store, clock, feed, "a")
     assert client.connect(S0) == "10"
@@ -301,7 +297,7 @@ def test_the_initial_position_counts_only_where_nothing_is_stored(
     assert client.connect(S1) == "4"
 
 
-def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
+def test_a_finished_shard_frees_its_children_which_start_at_their_first_record(
     clock: ManualClock, feed: ListFeed
 ):
     store = MemoryStore()
@@ -326,7 +322,9 @@ def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
 
 
 @pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
-def test_a_child_that_waits_says_for_what(clock: ManualClock, feed: ListFeed, mode: AssignmentMode):
+def test_the_error_of_a_waiting_child_names_its_parents(
+    clock: ManualClock, feed: ListFeed, mode: AssignmentMode
+):
     store = memory_store(["0"], assignment=mode, ordered=True)
     listing = [ShardListing(S0), ShardListing(S1, parents=(S0,))]
     store.sync_shards(KEY, listing, observer="test")
@@ -342,7 +340,7 @@ def test_a_child_that_waits_says_for_what(clock: ManualClock, feed: ListFeed, mo
         client.connect(ShardId("2"))
 
 
-def test_an_empty_finished_shard_is_over_too(clock: ManualClock):
+def test_an_empty_finished_shard_is_over(clock: ManualClock):
     feed = ListFeed({S0: []}, read_only={S0})
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
@@ -369,7 +367,7 @@ def test_modulo_clients_take_their_ranks_and_conflicts_are_refused(
 
 @pytest.mark.parametrize("beats", [0, 1])
 @pytest.mark.parametrize("mode", [AssignmentMode.MODULO, AssignmentMode.BALANCED])
-def test_a_shard_that_the_source_lets_nobody_read_is_not_connected(
+def test_a_shard_that_its_source_closed_is_not_connected(
     clock: ManualClock, feed: ListFeed, mode: AssignmentMode, beats: int
 ):
     store = memory_store(["0"], assignment=mode)
@@ -394,7 +392,7 @@ def test_a_negative_count_switches_modulo_off(clock: ManualClock, feed: ListFeed
     assert len(a.partitions()) == len(b.partitions()) == 1
 
 
-def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: ManualClock, feed: ListFeed):
+def test_pinned_clients_get_only_the_shards_that_they_connect(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"], assignment=AssignmentMode.PINNED)
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     assert a.partitions() == ()
@@ -413,7 +411,7 @@ def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: ManualCloc
     assert checkpoint(store) == "6"
 
 
-def test_a_paused_group_is_let_go_of_and_comes_back(clock: ManualClock, feed: ListFeed):
+def test_shards_of_a_paused_group_are_released_and_return(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)
@@ -431,7 +429,7 @@ def test_a_paused_group_is_let_go_of_and_comes_back(clock: ManualClock, feed: Li
     assert client.connect(S0) == "4"
 
 
-def test_a_slow_log_does_not_hold_up_the_beats(clock: ManualClock, feed: ListFeed):
+def test_a_slow_log_does_not_delay_beats(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)

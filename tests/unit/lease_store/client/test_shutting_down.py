@@ -51,7 +51,7 @@ def locked(
     return save
 
 
-def test_a_flush_that_fails_is_tried_again_before_anything_is_freed(clock: ManualClock):
+def test_a_failed_flush_is_repeated_before_any_shard_is_freed(clock: ManualClock):
     store = memory_store(["0", "1"])
     member = holding(store, clock, S0, S1)
     store.save_checkpoint = locked(store, clock, 6.0)  # pyright: ignore
@@ -61,7 +61,7 @@ def test_a_flush_that_fails_is_tried_again_before_anything_is_freed(clock: Manua
     assert not store.snapshot(KEY).nodes[0].member
 
 
-def test_what_could_not_be_saved_is_not_given_to_others(clock: ManualClock):
+def test_a_shard_with_an_unsaved_checkpoint_is_not_released(clock: ManualClock):
     store = memory_store(["0", "1"])
     member = holding(store, clock, S0, S1)
     real = store.save_checkpoint
@@ -78,7 +78,7 @@ def test_what_could_not_be_saved_is_not_given_to_others(clock: ManualClock):
     assert owner(store, "0") is None
 
 
-def test_a_member_that_lost_its_place_meanwhile_says_so(clock: ManualClock):
+def test_a_shutdown_reports_a_member_that_was_evicted(clock: ManualClock):
     store = memory_store(["0"])
     member = holding(store, clock, S0)
     clock.pass_s(TIMEOUT_S)
@@ -90,7 +90,7 @@ def test_a_member_that_lost_its_place_meanwhile_says_so(clock: ManualClock):
     assert not member.trusted
 
 
-def test_a_tenure_that_only_leaving_can_end_is_no_error(clock: ManualClock):
+def test_a_tenure_that_ends_with_the_membership_is_no_error(clock: ManualClock):
     """The checkpoint is there: that the tenure's end got no answer before makes no difference."""
     store = memory_store(["0"])
     member = holding(store, clock, S0)

@@ -54,7 +54,7 @@ def succeed(store: MemoryStore, clock: ManualClock, feed: ListFeed) -> PullClien
     return client
 
 
-def test_a_successor_begins_where_the_first_client_began(clock: ManualClock, feed: ListFeed):
+def test_a_successor_starts_where_the_first_client_started(clock: ManualClock, feed: ListFeed):
     """1. records are delivered and not confirmed; 2. the client dies; 3. the log's end moves."""
     store = memory_store(["0"], initial_position="end")
     first = started(store, clock, feed, "a")
@@ -67,9 +67,7 @@ def test_a_successor_begins_where_the_first_client_began(clock: ManualClock, fee
     assert [record.value for record in polled(second).records] == [b"delivered", b"later"]
 
 
-def test_what_was_delivered_and_removed_before_a_successor_came_is_a_gap(
-    clock: ManualClock, feed: ListFeed
-):
+def test_records_removed_before_the_successor_started_are_a_gap(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"], gap_policy=GapPolicy.BEGIN)
     first = started(store, clock, feed, "a")
     first.connect(S0)
@@ -100,7 +98,9 @@ def test_a_bootstrap_cursor_is_stored_before_the_first_record(clock: ManualClock
     assert checkpoint(store) == "3"
 
 
-def test_nothing_is_delivered_while_the_start_cannot_be_stored(clock: ManualClock, feed: ListFeed):
+def test_no_record_is_delivered_before_the_start_position_is_stored(
+    clock: ManualClock, feed: ListFeed
+):
     store = memory_store(["0"], initial_position="end")
     client = started(store, clock, feed, "a")
 
@@ -116,7 +116,7 @@ def test_nothing_is_delivered_while_the_start_cannot_be_stored(clock: ManualCloc
     assert checkpoint(store) == "10"
 
 
-def test_a_range_that_a_run_intended_is_where_a_client_begins(clock: ManualClock, feed: ListFeed):
+def test_a_client_starts_at_the_intended_range_of_a_run(clock: ManualClock, feed: ListFeed):
     """The run may have shown records of it to its transform before it died."""
     store = memory_store(["0"], gap_policy=GapPolicy.BEGIN)
     run = member(store, clock, "run")
@@ -172,7 +172,7 @@ def test_a_group_that_holds_waits_at_a_child_whose_beginning_was_removed(clock: 
     assert polled(client, S1).start == "4"
 
 
-def test_a_child_that_is_whole_begins_without_a_gap(clock: ManualClock):
+def test_a_complete_child_starts_without_a_gap(clock: ManualClock):
     store, feed = orphaned_child(GapPolicy.HOLD)
     del feed.begins[S1]
     client = started(store, clock, feed, "a")

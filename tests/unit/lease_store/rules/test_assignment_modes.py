@@ -43,7 +43,7 @@ def modulo_group(nodes: list[Node], shards: list[ShardLease]) -> Snapshot:
     return snapshot(nodes, shards, assignment=AssignmentMode.MODULO)
 
 
-def test_modulo_ranks_the_full_list() -> None:
+def test_modulo_numbers_all_listed_shards() -> None:
     leases = [shard(str(i)) for i in range(12)]
     leases[1] = replace(leases[1], state=ShardState.OVER)
     leases[2] = replace(leases[2], subscribable=False)
@@ -56,7 +56,7 @@ def test_modulo_ranks_the_full_list() -> None:
     assert {left.shard for left in decided.unassigned} == {"2", "5", "8", "11"}
 
 
-def test_modulo_leaves_a_shard_with_its_node_while_it_cannot_be_subscribed_to() -> None:
+def test_modulo_keeps_a_closed_shard_on_its_node() -> None:
     leases = [replace(shard("0", "node-b"), subscribable=False)]
     nodes = [modulo("node-a", 2, 0), modulo("node-b", 2, 1)]
     assert plan(modulo_group(nodes, leases), live=NODES).actions == ()
@@ -100,13 +100,13 @@ def test_modulo_refuses_contradictions_in_any_order(
         assert isinstance(decided.refusals[0].error, AssignmentConflict)
 
 
-def test_modulo_lets_a_node_come_back_and_ignores_those_that_left() -> None:
+def test_modulo_accepts_a_returning_node_and_ignores_nodes_that_left() -> None:
     group = Group(KEY, assignment=AssignmentMode.MODULO)
     left = replace(modulo("node-b", 5, 0), incarnation="")
     check_member(group, [modulo("node-a", 3, 0), left], modulo("node-a", 3, 0))
 
 
-def test_modulo_takes_its_own_back_from_a_transfer_elsewhere() -> None:
+def test_modulo_returns_a_shard_whose_transfer_contradicts_its_rank() -> None:
     """Shard 0 is node-a's by its rank, and on its way from node-c to node-b."""
     leases = [shard("0", "node-b", holder="node-c"), shard("1", "node-b")]
     nodes = [modulo("node-a", 3, 0), modulo("node-b", 3, 1), modulo("node-c", 3, 2)]
@@ -116,7 +116,7 @@ def test_modulo_takes_its_own_back_from_a_transfer_elsewhere() -> None:
     assert moves_of(plan(after, live=NODES)) == [("BeginTransfer", "0", "node-a")]
 
 
-def test_modulo_counts_what_each_node_has_and_leaves_a_missing_nodes_shards_alone() -> None:
+def test_modulo_leaves_the_shards_of_a_missing_node_unassigned() -> None:
     leases = [shard("0", "node-a"), shard("1", "node-a"), shard("2", "node-b")]
     nodes = [modulo("node-a", 3, 0), modulo("node-b", 3, 2)]
     decided = plan(modulo_group(nodes, leases), live=NODES)
@@ -153,7 +153,7 @@ def pinned(name: str, *shards: str) -> Node:
     return node(name, pinned={ShardId(each): None for each in shards})
 
 
-def test_pinned_nodes_take_what_they_name_and_nothing_else() -> None:
+def test_pinned_nodes_claim_only_the_shards_that_they_name() -> None:
     leases = [shard("0"), shard("1"), shard("2", "node-b")]
     snap = snapshot(
         [pinned("node-a", "0"), pinned("node-b")], leases, assignment=AssignmentMode.PINNED

@@ -13,7 +13,7 @@ from tests.unit.lease_store.group_pictures import NODES, carried_out, node, shar
 A, B, C = NODES[:3]
 
 
-def test_equal_nodes_come_in_the_order_of_their_names_as_people_count() -> None:
+def test_equal_nodes_are_ordered_by_natural_order_of_names() -> None:
     names = [NodeName(name) for name in ("node-10", "node-b", "node-2", "node-a")]
     assert sorted(names, key=tie_break) == ["node-2", "node-10", "node-a", "node-b"]
 
@@ -31,7 +31,7 @@ def test_a_node_that_holds_more_comes_before_equal_ones() -> None:
 
 
 @pytest.mark.parametrize("first", [A, B, C])
-def test_whoever_plans_first_leaves_the_shares_of_the_others_as_they_were(first: NodeName) -> None:
+def test_the_first_planner_keeps_the_shares_of_the_others(first: NodeName) -> None:
     nodes = [node(name) for name in (A, B, C)]
     empty = snapshot(nodes, [shard(str(number)) for number in range(8)])
     before = plan(empty, live=NODES)
@@ -41,7 +41,9 @@ def test_whoever_plans_first_leaves_the_shares_of_the_others_as_they_were(first:
 
 
 @given(st.lists(st.sampled_from(NODES), min_size=1, unique=True), st.integers(0, 40))
-def test_the_order_is_total_and_that_of_the_nodes_alone(nodes: list[NodeName], shards: int) -> None:
+def test_the_order_is_total_and_depends_only_on_the_nodes(
+    nodes: list[NodeName], shards: int
+) -> None:
     assert len({tie_break(name) for name in nodes}) == len(nodes)
     quotas = balanced_quotas(dict.fromkeys(nodes, 0), shards)
     assert quotas == balanced_quotas(dict.fromkeys(reversed(nodes), 0), shards)

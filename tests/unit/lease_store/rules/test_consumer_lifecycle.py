@@ -23,7 +23,7 @@ def apply(consumer: ShardConsumer, event: str) -> ShardConsumer:
     return consumer.stop(event) if event == "stop" else consumer.fence(event)
 
 
-def test_the_way_through_all_states():
+def test_a_consumer_passes_through_all_states():
     consumer = ShardConsumer()
     assert consumer.state is ConsumerState.INITIALIZING
     consumer = consumer.initialized()
@@ -53,7 +53,7 @@ def test_a_loss_while_stopping_takes_the_right_to_save():
 
 
 @given(EVENTS)
-def test_no_order_of_events_goes_back_or_gives_back_a_right(events: list[str]):
+def test_no_order_of_events_returns_to_an_earlier_state_or_right(events: list[str]):
     order = list(ConsumerState)
     consumer = ShardConsumer()
     asked_to_stop = False

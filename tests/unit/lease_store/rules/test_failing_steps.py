@@ -53,7 +53,7 @@ def test_waits_are_bounded_at_every_count_of_failures(failures: int, jitter: flo
     assert wait_s(1) == 5.0
 
 
-def test_a_failed_step_is_left_out_until_it_is_due(round_: Round) -> None:
+def test_a_failed_step_is_skipped_until_it_is_due(round_: Round) -> None:
     assert round_.take("shard 1", ZeroDivisionError("x")) == "left"
     assert round_.take("shard 2") == "done"
     assert round_.steps.waiting == 1
@@ -64,7 +64,7 @@ def test_a_failed_step_is_left_out_until_it_is_due(round_: Round) -> None:
     assert round_.steps.waiting == 0
 
 
-def test_a_step_that_fails_for_years_waits_for_the_longest_time_and_success_forgives(
+def test_the_wait_of_a_step_that_fails_for_years_is_bounded_and_success_resets_it(
     round_: Round,
 ) -> None:
     waits: list[float] = []
@@ -80,7 +80,7 @@ def test_a_step_that_fails_for_years_waits_for_the_longest_time_and_success_forg
     assert round_.steps.wait_s("shard 1") == FIRST_WAIT_S
 
 
-def test_what_failed_is_named_for_people_and_in_the_log(
+def test_failed_steps_are_named_in_the_tick_and_in_the_log(
     round_: Round, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = OSError("mysql://app:s3cret@db/x is gone\nsecond line")
@@ -103,7 +103,7 @@ def test_what_failed_is_named_for_people_and_in_the_log(
     assert round_.steps.notes == []
 
 
-def test_a_beat_is_tried_again_at_once(round_: Round) -> None:
+def test_a_failed_beat_is_repeated_at_once(round_: Round) -> None:
     for _ in range(3):
         assert round_.take("node a", ValueError("x"), at_once=True) == "left"
     assert round_.take("node a", at_once=True) == "done"
@@ -119,7 +119,7 @@ def test_a_store_that_fails_twice_in_a_row_ends_the_round(round_: Round) -> None
         round_.take("shard 4", away)
 
 
-def test_an_error_that_concerns_all_is_the_callers(round_: Round) -> None:
+def test_an_error_of_all_steps_is_raised_to_the_caller(round_: Round) -> None:
     def action() -> None:
         raise SourceUnavailable("The log does not answer.")
 
@@ -136,7 +136,7 @@ def test_an_interrupt_is_no_failed_step(round_: Round) -> None:
         round_.steps.attempt("shard 1", action, None)
 
 
-def test_what_is_remembered_is_bounded(round_: Round) -> None:
+def test_the_memory_of_failures_is_bounded(round_: Round) -> None:
     for number in range(STEPS_MAX + 50):
         round_.take(f"shard {number}", ValueError("x"))
     assert round_.steps.waiting == STEPS_MAX
@@ -167,7 +167,7 @@ def taken(round_: Round, things: Things, count: int) -> list[int]:
     return sorted(n for part in round_.steps.attempt_all(items, things) for n in part)
 
 
-def test_of_many_things_only_those_that_fail_are_left_out(round_: Round) -> None:
+def test_only_failing_items_are_skipped(round_: Round) -> None:
     things = Things(7, 700)
     assert taken(round_, things, 1_000) == [n for n in range(1_000) if n not in (7, 700)]
     assert things.calls < 45
@@ -181,7 +181,7 @@ def test_of_many_things_only_those_that_fail_are_left_out(round_: Round) -> None
     assert round_.steps.waiting == 0
 
 
-def test_where_all_things_fail_the_calls_are_bounded(round_: Round) -> None:
+def test_the_calls_are_bounded_if_all_items_fail(round_: Round) -> None:
     things = Things(*range(1_000))
     assert taken(round_, things, 1_000) == []
     assert things.calls == CALLS_MAX
@@ -189,19 +189,19 @@ def test_where_all_things_fail_the_calls_are_bounded(round_: Round) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 1_000])
-def test_a_service_that_is_away_ends_the_round_after_three_calls(round_: Round, count: int) -> None:
+def test_an_unavailable_service_ends_the_round_after_three_calls(round_: Round, count: int) -> None:
     things = Things(*range(count), error=SourceUnavailable("The log does not answer."))
     with pytest.raises(SourceUnavailable):
         taken(round_, things, count)
     assert things.calls == min(count + (count > 1), 3)
 
 
-def test_one_thing_that_cannot_be_reached_is_left_out(round_: Round) -> None:
+def test_one_unreachable_item_is_skipped(round_: Round) -> None:
     things = Things(5, error=SourceUnavailable("Partition 5 has no leader."))
     assert len(taken(round_, things, 64)) == 63
 
 
-def test_an_error_that_concerns_all_things_is_the_callers(round_: Round) -> None:
+def test_an_error_of_all_items_is_raised_to_the_caller(round_: Round) -> None:
     things = Things(1)
     with pytest.raises(ZeroDivisionError):
         round_.steps.attempt_all({"a": 1, "b": 2}, things, raises=(ZeroDivisionError,))

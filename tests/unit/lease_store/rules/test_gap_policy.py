@@ -15,7 +15,7 @@ def verdict(policy: GapPolicy, *, behind: str = "15", accepted: str | None = Non
     )
 
 
-def test_only_the_policy_end_leaves_out_what_is_still_there() -> None:
+def test_only_the_policy_end_skips_remaining_records() -> None:
     assert {policy: position_behind(policy) for policy in GapPolicy} == {
         GapPolicy.HOLD: "begin",
         GapPolicy.BEGIN: "begin",
@@ -24,11 +24,11 @@ def test_only_the_policy_end_leaves_out_what_is_still_there() -> None:
 
 
 @pytest.mark.parametrize("policy", [GapPolicy.BEGIN, GapPolicy.END])
-def test_a_group_that_goes_on_passes_the_gap_at_once(policy: GapPolicy) -> None:
+def test_a_group_that_continues_skips_the_gap_at_once(policy: GapPolicy) -> None:
     assert verdict(policy) == GapVerdict("15", passes=True)
 
 
-def test_a_group_that_holds_passes_only_as_much_as_somebody_accepted() -> None:
+def test_a_group_that_holds_skips_only_the_accepted_range() -> None:
     assert verdict(GapPolicy.HOLD) == GapVerdict("15", passes=False)
     assert verdict(GapPolicy.HOLD, accepted="12") == GapVerdict("12", passes=True)
 

@@ -68,7 +68,7 @@ class Shard:
 
 
 @given(st.integers(1, 200), st.sets(st.integers(0, 199), max_size=12))
-def test_exactly_the_records_that_block_are_found_and_all_others_committed_once(
+def test_only_blocking_records_are_found_and_all_others_committed_once(
     records: int, poison: set[int]
 ) -> None:
     shard = Shard(records, poison & set(range(records)))
@@ -89,7 +89,7 @@ def test_one_record_in_a_thousand_is_found_in_about_as_many_tries_as_the_range_h
     assert shard.tries <= 3 + math.log2(1024) + 3
 
 
-def test_a_shard_needs_runs_of_its_own_while_it_is_searched() -> None:
+def test_a_shard_gets_separate_runs_during_a_search() -> None:
     assert not blocks(0, None)
     assert not blocks(1, Suspicion(failure="it hangs"))
     assert blocks(2, Suspicion(failure="it hangs"))
@@ -98,7 +98,7 @@ def test_a_shard_needs_runs_of_its_own_while_it_is_searched() -> None:
     assert blocks(0, Suspicion().within(8))
 
 
-def test_the_setting_decides_and_an_operator_may_override_it() -> None:
+def test_the_setting_decides_and_an_operator_can_override_it() -> None:
     alone = Suspicion().within(1, alone=True)
     assert not goes_to_quarantine("hold", alone, quarantined_max=9)
     assert goes_to_quarantine("quarantine", alone, quarantined_max=9)
@@ -107,7 +107,7 @@ def test_the_setting_decides_and_an_operator_may_override_it() -> None:
     assert goes_to_quarantine("hold", replace(full, skip=True), quarantined_max=9)
 
 
-def test_people_read_the_shard_the_cursor_and_the_reason() -> None:
+def test_the_message_names_shard_cursor_and_reason() -> None:
     assert sentence("orders/default", "3", "17", None) == ""
     assert sentence("orders/default", "3", "17", Suspicion(failure="it hangs")) == ""
     searched = Suspicion(failure="It hangs.").within(4096)

@@ -17,14 +17,14 @@ class Names(Container[ShardId]):
         return shard in (CHILD, LISTED)
 
 
-def test_a_parent_that_the_source_forgot_stays_and_the_list_is_not_read_for_it() -> None:
+def test_a_parent_that_the_source_removed_stays_without_reading_the_list() -> None:
     """A hundred thousand shards that each read such a list would take minutes of every tick."""
     shard = ShardLease(CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN))
     again = listed_again(shard, ShardListing(CHILD), Names())
     assert (again.parents, again.gone_parents) == ((FORGOTTEN,), (FORGOTTEN,))
 
 
-def test_a_waiting_shard_says_which_parents_it_waits_for_and_what_to_do() -> None:
+def test_the_message_of_a_waiting_shard_names_its_parents_and_what_to_do() -> None:
     shard = ShardLease(CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN))
     reading = {LISTED: ShardState.ALREADY_ALLOC, FORGOTTEN: ShardState.OVER}
     assert why_waiting(shard, reading) == (
@@ -40,7 +40,7 @@ def test_a_waiting_shard_says_which_parents_it_waits_for_and_what_to_do() -> Non
     assert "never listed (1)" in both
 
 
-def test_a_parent_that_is_gone_for_good_is_not_waited_for() -> None:
+def test_a_child_does_not_wait_for_a_removed_parent() -> None:
     shard = ShardLease(
         CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN), gone_parents=(FORGOTTEN,)
     )

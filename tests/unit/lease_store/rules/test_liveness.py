@@ -34,7 +34,7 @@ def moving(lease_id: int = 1) -> ShardLease:
     return ShardLease(SHARD, ShardState.TRANSFER, lease_id, B, A)
 
 
-def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
+def test_the_first_observation_of_a_node_starts_the_count() -> None:
     clock = ManualClock()
     observations = Observations(clock)
     observations.see([row(lease_id=999)], T)
@@ -83,7 +83,7 @@ def watched(
         ([5, 3600, 0.5], 17.5),
     ],
 )
-def test_time_in_which_nobody_could_look_is_no_silence(
+def test_time_without_observations_does_not_count_as_silence(
     looks: list[float | None], silent_s: float
 ) -> None:
     clock = ManualClock()
@@ -100,7 +100,7 @@ def test_time_in_which_nobody_could_look_is_no_silence(
     st.lists(st.one_of(st.none(), st.floats(0.1, 100)), min_size=1, max_size=30),
     st.floats(0, T / 3),
 )
-def test_a_node_that_beat_in_time_outlives_every_blind_interval(
+def test_a_node_that_beats_in_time_survives_every_gap_of_observations(
     looks: list[float | None], before_s: float
 ) -> None:
     """At the first look after a blind time, whoever beat in time before it has not lapsed."""
@@ -120,14 +120,14 @@ def test_a_node_that_beat_in_time_outlives_every_blind_interval(
 
 
 @given(st.floats(0.1, 60))
-def test_a_silent_node_lapses_however_slowly_its_observer_looks(interval_s: float) -> None:
+def test_a_silent_node_expires_for_every_pace_of_observation(interval_s: float) -> None:
     clock = ManualClock()
     observations = Observations(clock)
     watched([interval_s] * (int(T / min(interval_s, 0.6 * T)) + 3), clock, observations)
     assert observations.lapsed(T) == {A: 1}
 
 
-def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
+def test_a_node_without_an_incarnation_is_forgotten() -> None:
     clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
@@ -138,7 +138,7 @@ def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
     assert observations.unchanged_s(A) == 0
 
 
-def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
+def test_a_successor_continues_and_the_time_between_does_not_count() -> None:
     clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
@@ -214,7 +214,7 @@ def test_any_text_can_be_recalled(text: str) -> None:
     assert Observations.recall(text, ManualClock()).lapsed(0) == {}
 
 
-def test_what_is_remembered_stays_small() -> None:
+def test_the_stored_observations_stay_small() -> None:
     clock = ManualClock()
     observations = Observations(clock)
     nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
@@ -224,7 +224,7 @@ def test_what_is_remembered_stays_small() -> None:
     assert len(observations.remember()) < 30_000
 
 
-def test_callers_may_remember_more_beside_it() -> None:
+def test_callers_can_store_more_beside_observations() -> None:
     text = Observations(ManualClock()).remember(incarnations={"node-a": "x"})
     assert parse_memory(text)["incarnations"] == {"node-a": "x"}
     assert json.loads(text)["format"] == 1
@@ -235,7 +235,7 @@ def test_the_steady_clock_does_not_step_back() -> None:
     assert readings == sorted(readings)
 
 
-def test_a_planner_that_leaves_new_marks_is_never_silent() -> None:
+def test_a_planner_with_new_marks_is_never_silent() -> None:
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for tick in range(100):
@@ -244,7 +244,7 @@ def test_a_planner_that_leaves_new_marks_is_never_silent() -> None:
         clock.now_s += 2.0
 
 
-def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -> None:
+def test_a_planner_is_silent_while_its_mark_is_observed_unchanged() -> None:
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     watch.see("one")
@@ -256,7 +256,7 @@ def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -
     assert watch.silent_s == 0.0
 
 
-def test_a_planner_that_never_left_a_mark_is_not_judged() -> None:
+def test_a_planner_without_a_mark_is_not_judged() -> None:
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for _ in range(100):
@@ -265,7 +265,7 @@ def test_a_planner_that_never_left_a_mark_is_not_judged() -> None:
     assert watch.silent_s == 0.0
 
 
-def test_whoever_slept_did_not_see_the_planner_be_silent() -> None:
+def test_an_observer_that_slept_does_not_count_that_time_as_silence() -> None:
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     watch.see("one")
@@ -274,7 +274,7 @@ def test_whoever_slept_did_not_see_the_planner_be_silent() -> None:
     assert watch.silent_s == 4.0
 
 
-def test_time_without_the_lease_store_is_not_the_planners_silence() -> None:
+def test_an_outage_of_the_lease_store_is_no_silence_of_the_planner() -> None:
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for _ in range(100):
@@ -287,7 +287,7 @@ def test_time_without_the_lease_store_is_not_the_planners_silence() -> None:
     assert watch.silent_s == 2.0
 
 
-def test_marks_out_of_reach_are_a_silence_that_ends_with_the_next_answer() -> None:
+def test_unreadable_marks_count_as_silence_until_the_next_answer() -> None:
     """The planner then has the whole time again to show that it ticks."""
     clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)

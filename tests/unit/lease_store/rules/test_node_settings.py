@@ -52,7 +52,7 @@ def sentence(error: LeaseholdError) -> str:
         (-SOURCE_COUNT_MAX - 1, 0, ModuloIdOutOfRange),
     ],
 )
-def test_a_count_and_an_id_that_make_no_sense(
+def test_impossible_modulo_numbers_are_refused(
     count: int, node_id: int | None, error: type[LeaseholdError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -60,7 +60,7 @@ def test_a_count_and_an_id_that_make_no_sense(
     sentence(caught.value)
 
 
-def test_what_makes_sense_becomes_the_row_that_a_node_registers_with() -> None:
+def test_valid_settings_become_the_row_of_the_node() -> None:
     row = node_row(A, Modulo(3, 2), address="here")
     assert (row.source_count, row.node_id, row.pinned, row.address) == (3, 2, None, "here")
     assert node_row(A, Modulo(-1)).source_count == -1
@@ -82,7 +82,7 @@ def test_what_makes_sense_becomes_the_row_that_a_node_registers_with() -> None:
         ({"0": None}, InvalidSetting, "neither text nor a whole number"),
     ],
 )
-def test_a_shard_or_a_cursor_that_is_none(
+def test_invalid_pinned_shards_and_cursors_are_refused(
     shards: dict[str, Any], error: type[LeaseholdError], says: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -103,7 +103,7 @@ def test_a_shard_or_a_cursor_that_is_none(
         (PINNED, [Pinned({"0": -1}), Pinned({"1": 3, "0": 5})], ShardOccupied),
     ],
 )
-def test_nodes_that_fit_neither_the_mode_nor_each_other_in_any_order(
+def test_settings_that_contradict_the_mode_or_each_other_are_refused(
     assignment: AssignmentMode, nodes: list[NodeSettings], error: type[LeaseholdError]
 ) -> None:
     for order in itertools.permutations(nodes):
@@ -112,7 +112,7 @@ def test_nodes_that_fit_neither_the_mode_nor_each_other_in_any_order(
         sentence(caught.value)
 
 
-def test_nodes_that_fit() -> None:
+def test_settings_that_agree_are_accepted() -> None:
     check_settings(BALANCED, {})
     check_settings(MODULO, {"a": Modulo(2, 0), "b": Modulo(2, 1)})
     check_settings(MODULO, {"a": Modulo(-1), "b": Modulo(-1)})
@@ -121,7 +121,7 @@ def test_nodes_that_fit() -> None:
         check_settings(MODULO, {"../a": Modulo(1, 0)})
 
 
-def test_settings_are_those_of_the_nodes_that_are_served() -> None:
+def test_settings_must_match_the_served_nodes() -> None:
     check_served("s", MODULO, {"a": Modulo(2, 0), "b": Modulo(2, 1)}, [A, B])
     check_served("s", PINNED, {"a": Pinned({"0": -1})}, [A, B])
     with pytest.raises(InvalidSetting, match="'b', which this deployment does not serve"):

@@ -131,14 +131,14 @@ def test_a_shard_without_an_obstacle_has_none(row: ShardLease) -> None:
     assert obstacle(KEY, row, nodes=LIVE) is None
 
 
-def test_an_error_of_a_shard_that_is_read_to_its_end_is_no_obstacle() -> None:
+def test_an_earlier_error_of_a_caught_up_shard_is_no_obstacle() -> None:
     row = failed("Run 7 ended without closing it.")
     assert obstacle(KEY, row, nodes=LIVE, unread=False, source_error="away") is None
     assert last_error(row) == "Run 7 ended without closing it."
     assert obstacle(KEY, replace(row, suspicion=HELD), nodes=LIVE, unread=False) is not None
 
 
-def test_what_stands_in_the_way_now_is_named_before_an_earlier_error() -> None:
+def test_a_current_obstacle_is_named_before_an_earlier_error() -> None:
     row = failed("The transform raised.")
     reason = obstacle(KEY, row, nodes=LIVE, source_error="It refuses.")
     assert reason is not None

@@ -171,7 +171,7 @@ def test_finished_waiting_and_unsubscribable_shards_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("mode", AssignmentMode)
-def test_a_plan_says_what_to_do_about_a_parent_that_was_never_listed(mode: AssignmentMode) -> None:
+def test_the_plan_explains_a_parent_that_was_never_listed(mode: AssignmentMode) -> None:
     parents = (ShardId("8"),)
     leases = [
         shard("0"),
@@ -201,7 +201,7 @@ def test_a_surplus_in_transfer_goes_back_before_anything_else_moves() -> None:
     assert decided.actions[0].gains == "node-a"
 
 
-def test_a_node_that_takes_no_runs_gives_its_shards_away() -> None:
+def test_a_node_that_accepts_no_runs_transfers_its_shards() -> None:
     leases = [shard("0", "node-a"), shard("1", "node-a")]
     idle = node("node-a", accepts_runs=False)
     decided = plan(snapshot([idle, node("node-b")], leases), live=NODES)
@@ -212,7 +212,7 @@ def test_a_node_that_takes_no_runs_gives_its_shards_away() -> None:
     assert decided.moves_minimum == 2
 
 
-def test_a_transfer_to_a_node_that_takes_no_runs_is_called_off() -> None:
+def test_a_transfer_to_a_node_that_accepts_no_runs_is_called_off() -> None:
     leases = [shard("0", "node-b", holder="node-a")]
     idle = node("node-b", accepts_runs=False)
     decided = plan(snapshot([node("node-a"), idle], leases), live=NODES)
@@ -232,7 +232,7 @@ def test_shards_of_a_dead_node_are_planned_for_but_not_claimed_before_its_evicti
     assert decided.moves == 2
 
 
-def test_what_no_node_may_take_is_reported() -> None:
+def test_shards_that_no_node_can_take_are_reported() -> None:
     leases = [shard(str(i)) for i in range(5)]
     decided = plan(snapshot([node("node-a"), node("node-b")], leases, node_cap=2), live=NODES)
     assert len(decided.actions) == 4
@@ -241,7 +241,7 @@ def test_what_no_node_may_take_is_reported() -> None:
     ]
 
 
-def test_without_a_node_everything_is_left() -> None:
+def test_without_a_node_every_shard_stays_unassigned() -> None:
     decided = plan(snapshot([], [shard("0"), shard("1")]), live=())
     assert [left.shard for left in decided.unassigned] == ["0", "1"]
     assert decided.spread == 0
@@ -266,7 +266,7 @@ def test_the_explanation_names_each_move_its_reason_and_the_bound() -> None:
     assert "node-a holds 4 and its share is 3: 1 must leave it" in lines
 
 
-def test_names_sort_as_people_count() -> None:
+def test_names_are_sorted_in_natural_order() -> None:
     assert sorted(["10", "9", "a", "2", "02", "A-10", "A-9"], key=rank_key) == [
         "02",
         "2",
@@ -335,7 +335,7 @@ def test_room_at_the_holder_is_given_once() -> None:
     assert moves_of(decided) == [("CancelTransfer", "3", "node-a")]
 
 
-def test_room_at_a_holder_is_kept_for_what_can_stay_there() -> None:
+def test_room_at_a_holder_is_kept_for_shards_that_can_stay() -> None:
     """node-a has room for one: neither a free shard nor another's may take it from shard 4."""
     own = [shard("0", "node-a"), shard("1", "node-b"), shard("2", "node-b"), shard("5", "node-c")]
     inbound = shard("4", "node-b", holder="node-a")
@@ -346,7 +346,7 @@ def test_room_at_a_holder_is_kept_for_what_can_stay_there() -> None:
     assert moves_of(held) == [("CancelTransfer", "4", "node-a"), ("BeginTransfer", "3", "node-c")]
 
 
-def test_a_shard_that_has_to_go_on_to_a_third_node_goes_back_first() -> None:
+def test_a_shard_in_transfer_returns_before_it_moves_to_a_third_node() -> None:
     """All that node-b has is on its way from node-a, which has no room: two rounds."""
     leases = [shard(str(i), "node-a") for i in range(2)]
     leases += [shard(str(i), "node-b", holder="node-a") for i in range(2, 6)]
@@ -358,7 +358,7 @@ def test_a_shard_that_has_to_go_on_to_a_third_node_goes_back_first() -> None:
     assert {(kind, gains) for kind, _, gains in moves_of(second)} == {("BeginTransfer", "node-c")}
 
 
-def test_a_shard_between_two_nodes_without_runs_moves_on_when_it_has_arrived() -> None:
+def test_a_shard_in_transfer_between_nodes_without_runs_moves_on_after_it_arrived() -> None:
     nodes = [node("node-a", accepts_runs=False), node("node-b", accepts_runs=False), node("node-c")]
     decided = plan(snapshot(nodes, [shard("0", "node-b", holder="node-a")]), live=NODES)
     assert decided.actions == ()
@@ -366,7 +366,7 @@ def test_a_shard_between_two_nodes_without_runs_moves_on_when_it_has_arrived() -
     assert decided.moves == decided.moves_minimum == 1
 
 
-def test_a_holder_over_its_cap_keeps_what_nobody_can_take() -> None:
+def test_a_holder_over_its_cap_keeps_shards_that_no_node_can_take() -> None:
     leases = [shard(str(i), "node-a") for i in range(4)] + [shard("4", "node-b")]
     snap = snapshot([node("node-a"), node("node-b")], leases, node_cap=2)
     decided = plan(snap, live=NODES)
@@ -396,7 +396,7 @@ def test_the_proof_counts_each_reason_to_move() -> None:
     assert decided.moves == decided.moves_minimum == 4
 
 
-def test_a_balanced_group_has_nothing_to_prove_but_where_the_larger_shares_are() -> None:
+def test_the_proof_of_a_balanced_group_lists_only_the_larger_shares() -> None:
     leases = [shard("0", "node-a"), shard("1", "node-b"), shard("2", "node-a")]
     decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
     assert decided.proof == (

@@ -13,14 +13,14 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def test_work_of_a_known_total_says_how_fast_it_is_and_what_is_left(clock: ManualClock) -> None:
+def test_progress_with_a_known_total_shows_rate_and_remaining_time(clock: ManualClock) -> None:
     work = Progress(clock, 12_000)
     clock.now_s += 10
     work(3_000)
     assert work.text("records") == "3,000 of 12,000 records, 300/s, 30 s left"
 
 
-def test_work_of_no_known_total_promises_no_end(clock: ManualClock) -> None:
+def test_progress_without_a_total_shows_no_remaining_time(clock: ManualClock) -> None:
     work = Progress(clock)
     clock.now_s += 2
     work(5_000)
@@ -28,7 +28,7 @@ def test_work_of_no_known_total_promises_no_end(clock: ManualClock) -> None:
     assert work.text("rows") == "5,000 rows, 2,500/s"
 
 
-def test_a_total_that_becomes_known_is_taken_over_and_kept(clock: ManualClock) -> None:
+def test_a_total_that_becomes_known_is_used_and_kept(clock: ManualClock) -> None:
     work = Progress(clock)
     clock.now_s += 1
     work(1, 3)
@@ -49,7 +49,7 @@ def test_the_rate_is_that_of_the_last_minute(clock: ManualClock) -> None:
     assert 9 <= work.rate <= 11
 
 
-def test_work_that_stands_still_slows_down_by_itself(clock: ManualClock) -> None:
+def test_the_rate_of_stalled_work_decreases(clock: ManualClock) -> None:
     work = Progress(clock, 200)
     clock.now_s += 10
     work(100)
@@ -57,7 +57,7 @@ def test_work_that_stands_still_slows_down_by_itself(clock: ManualClock) -> None
     assert work.text("batches") == "100 of 200 batches, 1/s, 1 min left"
 
 
-def test_work_that_has_just_begun_divides_by_nothing(clock: ManualClock) -> None:
+def test_progress_at_the_start_does_not_divide_by_zero(clock: ManualClock) -> None:
     work = Progress(clock, 7)
     work(0)
     assert work.text("shards") == "0 of 7 shards"
@@ -65,7 +65,7 @@ def test_work_that_has_just_begun_divides_by_nothing(clock: ManualClock) -> None
     assert work.text("shards") == "7 of 7 shards"
 
 
-def test_work_that_counts_nothing_has_no_words(clock: ManualClock) -> None:
+def test_progress_without_counts_has_no_text(clock: ManualClock) -> None:
     assert Progress(clock).text("") == ""
 
 
@@ -83,9 +83,7 @@ def test_many_reports_keep_few_marks(clock: ManualClock) -> None:
     ("per_second", "text"),
     [(1_234.4, "1,234/s"), (0.3, "18/min"), (0.001, "4/h"), (0.0001, ""), (0.0, "")],
 )
-def test_a_rate_is_of_the_unit_of_time_in_which_it_is_a_number(
-    per_second: float, text: str
-) -> None:
+def test_a_rate_uses_a_readable_unit_of_time(per_second: float, text: str) -> None:
     assert rate_text(per_second) == text
 
 

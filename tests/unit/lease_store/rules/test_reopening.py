@@ -49,7 +49,7 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
 
 
 @given(ledgers(), st.integers(0, 40))
-def test_no_record_is_left_that_is_read_again_and_none_is_taken_that_is_not(
+def test_exactly_the_records_that_are_read_again_are_withdrawn(
     ledger: list[Batch], cursor: int
 ) -> None:
     row = ShardLease(X, ShardState.NOT_ALLOC, check_point=ledger[-1].end if ledger else None)
@@ -65,7 +65,7 @@ def test_no_record_is_left_that_is_read_again_and_none_is_taken_that_is_not(
 
 
 @given(ledgers(), st.integers(0, 5), st.integers(0, 40))
-def test_a_merged_file_is_left_or_taken_as_a_whole(
+def test_a_merged_file_is_kept_or_withdrawn_as_a_whole(
     ledger: list[Batch], first: int, cursor: int
 ) -> None:
     if first + 2 >= len(ledger):
@@ -82,7 +82,7 @@ def test_a_merged_file_is_left_or_taken_as_a_whole(
     assert not first < place < first + 3
 
 
-def test_the_checkpoint_itself_withdraws_nothing_wherever_it_is() -> None:
+def test_forcing_the_current_checkpoint_withdraws_nothing() -> None:
     ledger = [batch(0, 0, 5)]
     row = ShardLease(X, ShardState.NOT_ALLOC, check_point="3")
     assert border(row, ledger, "3") == 1
@@ -90,7 +90,7 @@ def test_the_checkpoint_itself_withdraws_nothing_wherever_it_is() -> None:
         border(row, ledger, "4")
 
 
-def test_all_that_began_after_a_finished_shard_is_concerned_nearest_first() -> None:
+def test_all_descendants_of_a_finished_shard_are_listed_nearest_first() -> None:
     lineage = {"a": (), "b": ("a",), "c": ("b", "x"), "d": ("a",), "x": ()}
     rows = {
         ShardId(name): ShardLease(

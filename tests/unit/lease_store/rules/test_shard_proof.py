@@ -36,7 +36,7 @@ def cut(entries: int, batches: int, summary: ShardSummary) -> list[str]:
     return [violation.rule for violation in prove_shard(rest).violations]
 
 
-def test_what_is_covered_is_asked_for_no_more() -> None:
+def test_a_summary_replaces_the_entries_that_it_covers() -> None:
     history = true_history()
     entries = [entry for entry in history.journal if entry.shard == PARENT]
     second = [place for place, entry in enumerate(entries) if entry.kind == "open"][1]
@@ -49,7 +49,7 @@ def test_what_is_covered_is_asked_for_no_more() -> None:
     assert cut(second, 2, still_open) == ["overlap"]
 
 
-def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
+def test_remaining_batches_can_name_covered_tenures() -> None:
     summary = ShardSummary(PARENT, epoch=2, expired=ended("20"))
     entries = [entry for entry in true_history().journal if entry.shard == PARENT]
     opened = [entry for entry in entries if entry.kind == "open"][1]
@@ -58,9 +58,7 @@ def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
     assert cut(len(entries), 2, replace(summary, opening=opening)) == []
 
 
-def test_committed_rows_that_change_meanwhile_are_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_change_during_the_proof_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap right after the shard's ledger was read, once: the second reading is what counts."""
     store = true_store()
     store.claim_rewrite(KEY, PARENT, "rewriter", RewriteKind.REPLAY)
@@ -87,7 +85,7 @@ def test_progress_counts_ledger_rows_up_to_all_of_them() -> None:
     assert reports == [(row, 9) for row in range(1, 10)], "a withdrawn batch has a row, too"
 
 
-def test_paths_are_compared_without_being_remembered() -> None:
+def test_paths_are_compared_without_storing_them() -> None:
     def batch(number: int, *paths: str) -> Batch:
         files = tuple(DataFile(path, 1, 1) for path in paths)
         (first, *_) = true_history().batches

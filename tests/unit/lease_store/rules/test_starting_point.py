@@ -16,14 +16,14 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 ZERO, A, B = ShardId("0"), NodeName("a"), NodeName("b")
 
 
-def test_a_shard_goes_on_at_its_checkpoint_or_where_its_first_run_meant_to_begin() -> None:
+def test_a_shard_continues_at_its_checkpoint_or_at_its_first_intent() -> None:
     intent = Batch(ZERO, 0, "7", "9", BatchState.INTENT, epoch=1, run="run", holder=A)
     assert resumption(None, None) is None
     assert resumption("5", None) == "5"
     assert resumption(None, intent) == "7"
 
 
-def test_a_child_begins_at_its_first_record_whatever_the_group_says() -> None:
+def test_a_child_starts_at_its_first_record_for_any_initial_position() -> None:
     assert first_position("end", child=True) is None
     assert first_position("end", child=False) == "end"
 

@@ -37,7 +37,7 @@ def test_the_edges_are_the_ten_of_the_table() -> None:
     }
 
 
-def test_who_may_be_consumed_and_who_counts() -> None:
+def test_each_state_says_whether_a_shard_is_held_and_consumable() -> None:
     assert {state for state in ShardState if state.held} == {HELD, MOVING}
     assert {state for state in ShardState if state.consumable} == {FREE, HELD, MOVING}
 
@@ -57,7 +57,7 @@ def test_a_merge_waits_for_all_its_parents() -> None:
         assert ready is (left is OVER and right is OVER)
 
 
-def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone() -> None:
+def test_a_child_waits_for_an_unknown_parent_unless_the_source_removed_it() -> None:
     assert first_state(ordered=True, parents=("p",), states={}) is WAIT
     assert first_state(ordered=True, parents=("p",), states={}, removed=("p",)) is FREE
     assert first_state(ordered=True, parents=("p", "q"), states={"q": OVER}, removed=("q",)) is WAIT
@@ -66,5 +66,5 @@ def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone(
     assert first_state(ordered=True, parents=(), states={}) is FREE
 
 
-def test_nothing_to_free_is_nothing() -> None:
+def test_without_waiting_children_no_shard_is_freed() -> None:
     assert freed_to_start([], ordered=True, reason=FINISHED) == []

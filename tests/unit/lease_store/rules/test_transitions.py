@@ -46,7 +46,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("row", EVERY, ids=lambda row: f"{row.state}{row.consumer_run and '-open'}")
-def test_a_rule_applies_where_the_table_has_its_edge(name: str, row: ShardLease) -> None:
+def test_each_rule_applies_exactly_at_its_edges(name: str, row: ShardLease) -> None:
     rule, fitting = RULES[name]
     step: Step | None = rule(row)
     assert (step is not None) == (row in fitting)
@@ -82,14 +82,14 @@ def check_sound(step: Step) -> None:
         )
 
 
-def test_an_idle_holder_is_passed_over_in_one_step() -> None:
+def test_a_transfer_from_a_holder_without_a_run_completes_at_once() -> None:
     step = transfer_begun(HELD, B, "balance")
     assert step is not None
     assert [note.edge for note in step.notes] == [5, 6]
     assert (step.after.consumer_owner, step.after.lease_id) == (B, 6)
 
 
-def test_nobody_is_given_what_it_has() -> None:
+def test_a_holder_is_not_given_its_own_shard() -> None:
     assert transfer_begun(OPEN, A, "r") is None
 
 
@@ -108,7 +108,7 @@ def test_opening_raises_the_epoch_by_one() -> None:
     assert [note.kind for note in opened(OPEN, "run-2").notes] == ["close", "open"]
 
 
-def test_closing_hands_over_to_a_living_next_only() -> None:
+def test_closing_transfers_only_to_a_live_next_node() -> None:
     assert closed(MOVING, [A, B], "r").after.consumer_owner == B
     back = closed(MOVING, [A], "r")
     assert (back.after.consumer_owner, back.after.lease_owner) == (A, A)
@@ -120,7 +120,7 @@ def test_closing_hands_over_to_a_living_next_only() -> None:
 
 
 @pytest.mark.parametrize("row", EVERY, ids=lambda row: f"{row.state}{row.consumer_run and '-open'}")
-def test_forcing_starts_a_new_epoch_whatever_the_state(row: ShardLease) -> None:
+def test_forcing_starts_a_new_epoch_in_every_state(row: ShardLease) -> None:
     step = forced(row, "3", [A, B], "operator")
     assert (step.after.check_point, step.after.consumer_epoch) == ("3", 3)
     assert step.after.consumer_run == ""
@@ -129,7 +129,7 @@ def test_forcing_starts_a_new_epoch_whatever_the_state(row: ShardLease) -> None:
     assert edges == {ShardState.OVER: [7], ShardState.TRANSFER: [6]}.get(row.state, [])
 
 
-def test_a_departing_node_gives_back_what_it_held_and_what_it_waited_for() -> None:
+def test_a_departing_node_releases_its_shards_and_its_transfers() -> None:
     other = replace(HELD, shard=ShardId("y"), lease_owner=C, consumer_owner=C)
     waiting = replace(MOVING, shard=ShardId("z"), lease_owner=A, consumer_owner=B)
     steps = departed([OPEN, other, waiting, FREE, WAIT, OVER], A, "left")
@@ -164,7 +164,7 @@ def test_orphans(row: ShardLease, members: list[NodeName], edge: int | None) -> 
 @pytest.mark.parametrize(
     ("row", "current"), [(OPEN, True), (MOVING, True), (HELD, False), (FREE, False), (OVER, False)]
 )
-def test_a_tenure_holds_while_nothing_of_it_changed(row: ShardLease, current: bool) -> None:
+def test_a_tenure_is_valid_until_any_part_of_it_changes(row: ShardLease, current: bool) -> None:
     tenure = Tenure(GroupKey.parse("g", "s"), X, A, 2, "run-1")
     assert holds(row, tenure) is current
     assert not holds(row, replace(tenure, epoch=1))

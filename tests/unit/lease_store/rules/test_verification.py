@@ -281,7 +281,7 @@ def merged_file_of_batches_that_are_not_there(history: History) -> None:
         (merged_file_of_batches_that_are_not_there, "files", PARENT),
     ],
 )
-def test_each_planted_lie_is_found(
+def test_each_planted_violation_is_found(
     plant: Callable[[History], None], rule: str, shard: ShardId
 ) -> None:
     history = true_history()
@@ -292,7 +292,7 @@ def test_each_planted_lie_is_found(
     assert {violation.shard for violation in violations} == {shard}
 
 
-def test_a_merged_file_in_its_place_is_no_lie() -> None:
+def test_a_merged_file_is_no_violation() -> None:
     history = true_history()
     first, second = history.batch(CHILD, 0), history.batch(CHILD, 1)
     (file,) = history.batches[first].files
@@ -302,7 +302,7 @@ def test_a_merged_file_in_its_place_is_no_lie() -> None:
     assert history.check() == [], "quarantined records lie in files of their own"
 
 
-def test_the_sentence_counts_what_is_missing_or_doubled() -> None:
+def test_the_message_counts_missing_and_duplicated_records() -> None:
     history = true_history()
     missing_batch(history)
     assert str(history.check()[0]) == (
@@ -320,14 +320,14 @@ def test_the_sentence_counts_what_is_missing_or_doubled() -> None:
     assert "records are missing, and no gap is recorded" in str(history.check()[0])
 
 
-def test_an_unordered_group_owes_no_order() -> None:
+def test_an_unordered_group_needs_no_order() -> None:
     history = true_history()
     child_before_its_parent(history)
     history.ordered = False
     assert history.check() == []
 
 
-def test_order_is_owed_from_when_the_group_asked_for_it() -> None:
+def test_order_is_checked_from_the_time_when_the_group_became_ordered() -> None:
     store = MemoryStore()
     store.create_group(Group(KEY))
     store.register(KEY, Node(A, 0, "first"), observer="test")
@@ -347,7 +347,7 @@ def test_order_is_owed_from_when_the_group_asked_for_it() -> None:
     assert [violation.rule for violation in history.check()] == ["order"]
 
 
-def test_a_client_without_a_ledger_may_keep_its_own_checkpoint() -> None:
+def test_a_client_without_a_ledger_can_keep_its_checkpoint() -> None:
     store = MemoryStore()
     store.create_group(Group(KEY))
     store.register(KEY, Node(A, 0, "first"), observer="test")
@@ -356,7 +356,7 @@ def test_a_client_without_a_ledger_may_keep_its_own_checkpoint() -> None:
     assert verify(store, KEY) == []
 
 
-def test_a_store_that_goes_on_meanwhile_does_not_look_wrong() -> None:
+def test_commits_during_verify_are_no_violation() -> None:
     """Every reading finds the shard further on than the last."""
     store = true_store()
     tenure = Tenure(KEY, CHILD, A, 1, "run-3")

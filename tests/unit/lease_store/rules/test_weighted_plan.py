@@ -88,7 +88,7 @@ def test_no_node_carries_more_than_the_mean_and_one_heaviest_shard(snap: Snapsho
 
 @given(snapshots())
 @settings(max_examples=300)
-def test_a_plan_that_was_carried_out_is_followed_by_an_empty_one(snap: Snapshot) -> None:
+def test_a_plan_after_a_completed_plan_is_empty(snap: Snapshot) -> None:
     after = carried_out(snap, planned(snap))
     again = planned(after)
     assert (again.actions, again.moves) == ((), 0)
@@ -96,7 +96,7 @@ def test_a_plan_that_was_carried_out_is_followed_by_an_empty_one(snap: Snapshot)
 
 @given(snapshots(), st.randoms(use_true_random=False))
 @settings(max_examples=100)
-def test_all_who_plan_from_the_same_rows_plan_the_same(snap: Snapshot, random: object) -> None:
+def test_planners_with_the_same_rows_compute_the_same_plan(snap: Snapshot, random: object) -> None:
     shuffled = list(snap.shards)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     other = replace(snap, shards=tuple(shuffled), nodes=tuple(reversed(snap.nodes)))
@@ -124,12 +124,12 @@ def test_equal_weights_are_the_same_as_none(snap: Snapshot, weight: float) -> No
     assert planned(equal) == planned(by_count)
 
 
-def test_weights_are_not_looked_at_where_the_group_balances_by_count() -> None:
+def test_a_group_that_balances_by_count_ignores_weights() -> None:
     shards = {"1": ("node-a", 100.0), "2": ("node-a", 1.0), "3": ("node-b", 1.0)}
     assert planned(snapshot(shards, 2, replace(GROUP, weighted=False))).actions == ()
 
 
-def test_the_heaviest_shard_has_a_node_of_its_own() -> None:
+def test_the_heaviest_shard_gets_a_separate_node() -> None:
     """By count, the node with the busy shard would have three more."""
     shards = {str(number): (None, 100.0 if number == 0 else 10.0) for number in range(8)}
     decided = planned(snapshot(shards, 2))
@@ -143,7 +143,7 @@ def test_the_heaviest_shard_has_a_node_of_its_own() -> None:
     assert any(f"{busy} then has a load of 100 records/s" in line for line in decided.explain())
 
 
-def test_a_shard_that_got_busy_sends_others_away() -> None:
+def test_a_busy_shard_moves_others_away() -> None:
     shards = {
         "0": ("node-a", 64.0), "1": ("node-a", 8.0), "2": ("node-a", 8.0),
         "3": ("node-b", 8.0), "4": ("node-b", 8.0), "5": ("node-b", 8.0),
@@ -159,9 +159,7 @@ def test_a_shard_that_got_busy_sends_others_away() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "others"), [(2, 7), (3, 14), (5, 20)])
-def test_a_shard_with_nine_tenths_of_the_load_is_left_alone_on_its_node(
-    nodes: int, others: int
-) -> None:
+def test_a_shard_with_nine_tenths_of_the_load_is_alone_on_its_node(nodes: int, others: int) -> None:
     """Its companions are little beside it, and yet they wait for it, or it for them."""
     shards: dict[str, tuple[str | None, float]] = {
         str(number): (f"node-{'abcde'[number % nodes]}", 8.0) for number in range(1, others + 1)
@@ -211,7 +209,7 @@ def test_a_cap_that_shrank_takes_the_lightest_away() -> None:
     assert dict(decided.loads) == {"node-a": 16, "node-b": 65}
 
 
-def test_shards_of_nodes_that_take_no_runs_go_by_transfer_or_back() -> None:
+def test_shards_of_nodes_that_accept_no_runs_are_transferred_or_returned() -> None:
     busy = Node(NODES[1], 1, "i", accepts_runs=False)
     nodes = [Node(NODES[0], 1, "i"), busy, Node(NODES[2], 1, "i")]
     snap = snapshot({"1": ("node-a", 8.0), "2": ("node-b", 64.0), "3": ("node-b", 1.0)}, nodes)

@@ -89,7 +89,7 @@ def test_an_interrupt_while_it_starts_leaves_no_child(
     assert [process.poll() for process in started] == [-signal.SIGTERM]
 
 
-def test_the_end_of_a_child_and_its_last_words_are_known(tmp_path: Path) -> None:
+def test_the_exit_and_the_last_output_of_a_child_are_known(tmp_path: Path) -> None:
     with child("import sys; print('so long'); sys.exit(7)", tmp_path) as it:
         until(lambda: it.exit_code() is not None)
         assert it.exit_code() == 7

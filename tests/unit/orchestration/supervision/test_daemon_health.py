@@ -57,7 +57,7 @@ class Scene:
         return self.health.unhealthy(), self.health.not_ready()
 
 
-def test_it_is_ready_once_it_has_beaten_and_not_by_the_beat_of_one_before_it() -> None:
+def test_a_daemon_is_ready_after_its_own_first_heartbeat() -> None:
     scene = Scene()
     scene.beating = False
     assert scene.pages == ("", "Dagster's daemon has run no sensors yet.")
@@ -68,7 +68,7 @@ def test_it_is_ready_once_it_has_beaten_and_not_by_the_beat_of_one_before_it() -
     assert scene.pages == ("", "")
 
 
-def test_it_is_to_be_started_again_once_it_has_not_beaten_for_long() -> None:
+def test_a_daemon_without_heartbeats_needs_a_restart() -> None:
     scene = Scene()
     scene.look_for(30.0)
     scene.beating = False
@@ -78,14 +78,14 @@ def test_it_is_to_be_started_again_once_it_has_not_beaten_for_long() -> None:
     assert scene.pages == ("Dagster's daemon has run no sensors for 310 s.",) * 2
 
 
-def test_it_never_beat_and_is_to_be_started_again() -> None:
+def test_a_daemon_that_never_beat_needs_a_restart() -> None:
     scene = Scene()
     scene.beating = False
     scene.look_for(SILENT_MAX_S + 2 * LOOK_S)
     assert scene.health.unhealthy()
 
 
-def test_a_storage_that_is_away_is_no_reason_to_start_it_again() -> None:
+def test_an_unavailable_storage_needs_no_restart_of_the_daemon() -> None:
     scene = Scene()
     scene.look_for(30.0)
     scene.storage_error = OSError("gone")
@@ -96,7 +96,7 @@ def test_a_storage_that_is_away_is_no_reason_to_start_it_again() -> None:
     assert scene.pages == ("", "")
 
 
-def test_a_loop_that_does_not_turn_is_a_reason() -> None:
+def test_a_hanging_loop_needs_a_restart_of_the_daemon() -> None:
     scene = Scene()
     scene.health.turned(SERVER)
     scene.look_for(TURN_MAX_S)
@@ -107,9 +107,7 @@ def test_a_loop_that_does_not_turn_is_a_reason() -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 1])
-def test_a_table_that_is_behind_is_not_ready_and_no_reason_to_start_anything_again(
-    hours: int,
-) -> None:
+def test_an_overdue_publication_is_not_ready_and_needs_no_restart(hours: int) -> None:
     """Method: the batch is dated by another host, whose clock is an hour apart, or is not."""
     scene = Scene()
     scene.look_for(30.0)
@@ -128,7 +126,7 @@ def test_a_table_that_is_behind_is_not_ready_and_no_reason_to_start_anything_aga
     assert scene.pages == ("", "")
 
 
-def test_a_table_that_follows_is_not_behind_though_something_always_waits() -> None:
+def test_a_table_that_is_published_regularly_is_not_overdue() -> None:
     scene = Scene()
     scene.look_for(30.0)
     for number in range(1, 100):
@@ -137,7 +135,7 @@ def test_a_table_that_follows_is_not_behind_though_something_always_waits() -> N
         assert scene.pages == ("", "")
 
 
-def test_a_table_that_follows_too_slowly_is_behind() -> None:
+def test_a_table_that_is_published_too_slowly_is_overdue() -> None:
     """Method: at each look a batch comes, and one is published that came 32 looks before it."""
     scene = Scene()
     scene.look_for(30.0)
@@ -149,7 +147,7 @@ def test_a_table_that_follows_too_slowly_is_behind() -> None:
     assert any("is behind" in each for each in sentences)
 
 
-def test_a_lease_store_that_is_away_is_said_as_it_says_it() -> None:
+def test_an_unavailable_lease_store_is_reported_with_its_error() -> None:
     scene = Scene()
     scene.store_error = StoreUnavailable("The lease store does not answer.")
     scene.look_for(30.0)
@@ -159,6 +157,6 @@ def test_a_lease_store_that_is_away_is_said_as_it_says_it() -> None:
     assert scene.pages == ("", "Dagster's storage did not answer: OSError.")
 
 
-def test_the_alert_and_the_page_agree_on_when_a_table_is_behind() -> None:
+def test_alert_and_health_page_agree_on_an_overdue_publication() -> None:
     [limit] = re.findall(r"leasehold_publication_lag_seconds > (\d+)", RULES.read_text("utf-8"))
     assert float(limit) == LATE_S

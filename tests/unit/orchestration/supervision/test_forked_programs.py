@@ -49,7 +49,7 @@ sys.exit(3)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems start an interpreter")
 @pytest.mark.parametrize("state", ["calm", "busy"])
-def test_a_program_in_a_fork_looks_like_one_of_its_own(tmp_path: Path, state: str) -> None:
+def test_a_forked_program_looks_like_a_started_one(tmp_path: Path, state: str) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "parent.py"), "dev", state]

@@ -131,7 +131,7 @@ def continue_after(file: str, messages: Any, _stop: object) -> None:
     Path(file).write_text("continued")
 
 
-def test_a_run_is_forked_and_tells_that_it_began_and_how_it_ended(forking: Forking) -> None:
+def test_a_forked_run_reports_its_start_and_its_end(forking: Forking) -> None:
     forker = Forker(forking.pipe)
     first, second = (Run(forker, tell, what) for what in ("first", "second"))
     heard = [first.message(), second.message()]
@@ -146,7 +146,7 @@ def test_a_killed_run_ends_with_its_signal(forking: Forking) -> None:
     assert run.end() == -signal.SIGKILL
 
 
-def test_a_run_is_interrupted_and_only_this_one(forking: Forking) -> None:
+def test_interrupting_a_run_interrupts_no_other(forking: Forking) -> None:
     forker = Forker(forking.pipe)
     stopped, other = Run(forker, wait_for_stop), Run(forker, wait_for_stop)
     assert stopped.message() != other.message()
@@ -158,7 +158,9 @@ def test_a_run_is_interrupted_and_only_this_one(forking: Forking) -> None:
     other.stop.set()  # Dagster's server might, a moment after the end
 
 
-def test_a_signal_to_the_whole_group_ends_runs_and_not_what_forks_them(forking: Forking) -> None:
+def test_a_signal_to_the_process_group_ends_runs_and_not_the_forking_server(
+    forking: Forking,
+) -> None:
     forker = Forker(forking.pipe)
     run = Run(forker, wait_for_stop)
     pid = run.message()
@@ -175,7 +177,7 @@ def test_runs_draw_different_numbers(forking: Forking) -> None:
     assert first[1] != second[1]
 
 
-def test_a_run_continues_when_what_forked_it_dies_and_the_server_ends(
+def test_a_run_continues_after_the_forking_server_and_the_code_server_end(
     forking: Forking, ended: list[int], tmp_path: Path
 ) -> None:
     run = Run(Forker(forking.pipe), continue_after, str(tmp_path / "go"))
@@ -186,7 +188,7 @@ def test_a_run_continues_when_what_forked_it_dies_and_the_server_ends(
     until(lambda: (tmp_path / "go").read_text() == "continued")
 
 
-def test_what_forks_ends_with_its_server_and_runs_continue(tmp_path: Path) -> None:
+def test_the_forking_server_ends_with_the_code_server_and_runs_continue(tmp_path: Path) -> None:
     forking, path = Forking(), str(tmp_path / "go")
     forking.pipe.send((0, (continue_after, [path, Messages(), Stop()])))
     assert forking.pipe.recv() == (0, "began", None)
@@ -196,7 +198,7 @@ def test_what_forks_ends_with_its_server_and_runs_continue(tmp_path: Path) -> No
     until(lambda: (tmp_path / "go").read_text() == "continued")
 
 
-def test_modules_of_runs_are_loaded_anew_after_a_time_without_runs() -> None:
+def test_modules_of_runs_are_loaded_again_after_a_time_without_runs() -> None:
     forking = Forking(idle_s=0.5)
     for what in ("first", "second"):
         forking.pipe.send((0, (tell, [what, Messages(), Stop()])))

@@ -20,7 +20,7 @@ def page(at: Endpoint, path: str, method: str = "GET") -> tuple[int, str]:
     return answer
 
 
-def test_each_page_says_what_is_wrong_or_that_nothing_is() -> None:
+def test_each_health_page_names_the_problem_or_ok() -> None:
     sentences = {HEALTH: "", READINESS: "Node a has no recent beat in group orders/default."}
     checks = {path: (lambda path=path: sentences[path]) for path in sentences}
     with health_pages(ANYWHERE, checks) as at:

@@ -27,7 +27,7 @@ def kill(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_ends_the_block_and_the_next_ones_wait(
+def test_the_first_signal_ends_the_block_and_later_ones_wait(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cleaned: list[str] = []
@@ -101,7 +101,7 @@ def test_an_interrupt_that_python_drops_is_raised_again(
     assert capfd.readouterr().err == "Stopping; this takes a few seconds.\n"
 
 
-def test_an_interruption_under_way_is_raised_once() -> None:
+def test_an_interruption_in_progress_is_raised_once() -> None:
     """However long the block takes to end, and though it is noted down and raised anew."""
     seen: list[str] = []
 
@@ -136,9 +136,7 @@ def test_other_errors_of_finalizers_are_reported_as_before(monkeypatch: pytest.M
     assert [str(error) for error in reported] == ["of a finalizer"]
 
 
-def test_a_terminal_that_has_gone_keeps_nobody_from_stopping(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_closed_terminal_does_not_prevent_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(descriptor: int, text: bytes) -> int:
         raise BrokenPipeError(descriptor, text)
 
@@ -148,7 +146,7 @@ def test_a_terminal_that_has_gone_keeps_nobody_from_stopping(
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_an_event_is_set_and_the_block_goes_on(number: signal.Signals) -> None:
+def test_a_signal_can_set_an_event_instead_of_ending_the_block(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with stop_event() as stop:
         assert not stop.is_set()

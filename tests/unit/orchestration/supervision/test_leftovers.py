@@ -67,7 +67,7 @@ def wait_until_gone(home: Path) -> None:
     wait_until(lambda: not sleepers(home))
 
 
-def test_what_runs_on_a_home_is_counted_with_its_memory(tmp_path: Path) -> None:
+def test_processes_of_a_home_are_counted_with_their_memory(tmp_path: Path) -> None:
     assert leftovers.usages(tmp_path) == []
     with at_work(tmp_path) as command:
         own, child = leftovers.usages(tmp_path)
@@ -89,7 +89,7 @@ def test_a_child_ends_with_its_command(tmp_path: Path, killed: bool) -> None:
         wait_until_gone(tmp_path)
 
 
-def test_the_guard_waits_until_a_killed_command_is_gone(tmp_path: Path) -> None:
+def test_the_guard_waits_until_a_killed_command_has_ended(tmp_path: Path) -> None:
     """Method: its input is closed early, as the system does while it takes a process down."""
     with at_work(tmp_path) as command:
         guard = subprocess.Popen(

@@ -169,7 +169,7 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
         yield Scene(tmp_path, instance, getattr(request, "param", 1.0))
 
 
-def test_it_is_found_once_its_code_server_answers(scene: Scene) -> None:
+def test_a_node_is_published_once_its_code_server_answers(scene: Scene) -> None:
     scene.server.answers = False
     with scene.at_work():
         time.sleep(1.5)
@@ -182,7 +182,7 @@ def test_it_is_found_once_its_code_server_answers(scene: Scene) -> None:
     assert scene.server.stopped
 
 
-def test_a_node_whose_code_server_is_silent_lives_on_and_gives_its_shards_away(
+def test_a_node_with_a_silent_code_server_keeps_beating_and_transfers_its_shards(
     scene: Scene,
 ) -> None:
     with scene.at_work():
@@ -208,7 +208,7 @@ def test_a_node_whose_code_server_is_silent_lives_on_and_gives_its_shards_away(
         until(lambda: scene.row is not None and scene.row.accepts_runs)
 
 
-def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks_again(
+def test_a_node_with_a_silent_rebalance_sensor_accepts_no_runs_until_it_ticks(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
@@ -227,14 +227,14 @@ def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks
         until(lambda: scene.row is not None and scene.row.accepts_runs)
 
 
-def test_it_claims_for_its_node_though_no_sensor_ticks(scene: Scene) -> None:
+def test_an_agent_claims_shards_without_a_ticking_sensor(scene: Scene) -> None:
     with scene.at_work():
         until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
     claims = [entry for entry in scene.store.journal(KEY) if entry.edge == 3]
     assert {entry.observer for entry in claims} == {"agent of a"}
 
 
-def test_a_node_whose_sensor_is_silent_takes_runs_while_one_has_a_shard_open(
+def test_a_node_with_a_silent_sensor_accepts_runs_while_a_run_has_a_shard_open(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that is at work opens what the node gains. Nobody would launch another one."""
@@ -286,7 +286,7 @@ def test_the_shards_of_a_run_whose_process_ended_are_free_within_a_second(
         )
 
 
-def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene: Scene) -> None:
+def test_a_stopping_agent_waits_for_open_shards_and_frees_all_at_once(scene: Scene) -> None:
     with scene.at_work() as stopping:
         until(lambda: scene.row is not None and scene.row.member)
         scene.claim(A)
@@ -306,7 +306,7 @@ def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene
 
 
 @pytest.mark.parametrize("scene", [20.0], indirect=True)
-def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
+def test_a_stopping_agent_transfers_its_shards_to_a_node_that_accepts_runs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No shard is without an owner, and the run continues until the next one has it."""
@@ -341,7 +341,7 @@ def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
 
 
 @pytest.mark.parametrize("scene", [20.0], indirect=True)
-def test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
+def test_a_stopping_agent_waits_for_an_unavailable_store(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its runs continue meanwhile; told to stop, they would leave their shards without an owner."""
@@ -370,7 +370,7 @@ def test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
             scene.store.leave(KEY, B, "b-1")
 
 
-def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene) -> None:
+def test_a_stopping_agent_does_not_wait_for_a_plan_without_a_planner(scene: Scene) -> None:
     def tick() -> None:
         leave_tick_mark(scene.instance, KEY)
 
@@ -383,7 +383,7 @@ def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene
         until(lambda: scene.row is not None and not scene.row.member)
 
 
-def test_it_is_ready_while_it_takes_runs_and_beats(scene: Scene) -> None:
+def test_an_agent_is_ready_while_it_accepts_runs_and_beats(scene: Scene) -> None:
     assert scene.agent.not_ready() == "The code server of node a takes no runs."
     with scene.at_work():
         until(lambda: not scene.agent.not_ready())
@@ -392,7 +392,7 @@ def test_it_is_ready_while_it_takes_runs_and_beats(scene: Scene) -> None:
         assert scene.agent.unhealthy() == ""
 
 
-def test_it_is_unhealthy_once_a_loop_turns_no_more(
+def test_an_agent_with_a_hanging_loop_is_unhealthy(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beating, resumed = threading.Event(), threading.Event()
@@ -411,7 +411,7 @@ def test_it_is_unhealthy_once_a_loop_turns_no_more(
         until(lambda: not scene.agent.unhealthy())
 
 
-def test_a_database_that_is_away_is_no_reason_to_start_it_again_however_many_groups_it_has(
+def test_an_unavailable_database_needs_no_restart_of_an_agent_with_many_groups(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: a round of 30 beats takes three minutes, longer than a turn may; so does leaving."""
@@ -432,7 +432,7 @@ def test_a_database_that_is_away_is_no_reason_to_start_it_again_however_many_gro
     assert store.sentences == {""}
 
 
-def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
+def test_the_successor_of_a_killed_agent_continues_its_incarnation(scene: Scene) -> None:
     AgentState(current_place(), "of-the-first").write(scene.folder)
     with scene.at_work():
         until(lambda: scene.row is not None and scene.row.member)
@@ -441,9 +441,7 @@ def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scen
     assert AgentState.read(scene.folder) is None, "one that left has no successor"
 
 
-def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_for_it(
-    scene: Scene,
-) -> None:
+def test_a_node_whose_old_incarnation_still_beats_is_not_published(scene: Scene) -> None:
     """Its note was lost; runs that an agent before it started beat for the old incarnation."""
     scene.store.register(KEY, Node(A, 0, "of-the-first"), observer="test")
     with scene.at_work():
@@ -454,7 +452,7 @@ def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_
         assert find(scene.instance, A) == AT
 
 
-def test_what_was_noted_in_another_place_is_not_used(tmp_path: Path) -> None:
+def test_notes_of_another_deployment_are_not_used(tmp_path: Path) -> None:
     """Two containers of one host name, say: the runs of the first keep beating, unseen."""
     boot = current_place().rpartition(".")[0]
     AgentState(f"{boot}.1", "first").write(tmp_path)

@@ -39,7 +39,7 @@ def test_a_wrong_address_is_one_sentence(text: str) -> None:
         Endpoint.parse(text)
 
 
-def test_who_listens_and_says_nothing_is_no_code_server() -> None:
+def test_a_silent_listener_is_not_a_code_server() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

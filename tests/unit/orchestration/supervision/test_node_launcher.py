@@ -109,7 +109,7 @@ def test_a_run_keeps_its_files_in_the_home_of_its_nodes_host(
     assert there.storage_data == ref.storage_data
 
 
-def test_a_run_of_a_node_without_an_agent_goes_where_dagster_would_run_it(scene: Scene) -> None:
+def test_a_run_of_a_node_without_an_agent_uses_the_launcher_of_dagster(scene: Scene) -> None:
     assert scene.launch(tagged()) == ["workspace"]
 
 
@@ -140,7 +140,7 @@ def test_a_materialization_goes_to_the_node_that_holds_its_shard(
 
 
 @pytest.mark.parametrize(("answers", "target"), [(True, str(AT)), (False, "workspace")])
-def test_a_materialization_by_hand_goes_to_a_holder_without_sensors_while_its_server_answers(
+def test_a_manual_materialization_goes_to_a_holder_without_sensors_if_its_server_answers(
     scene: Scene, *, answers: bool, target: str
 ) -> None:
     publish(scene.instance, "b", AT)
@@ -161,7 +161,7 @@ def test_a_materialization_by_hand_goes_to_a_holder_without_sensors_while_its_se
     ],
     ids=["other-asset", "other-partition", "no-partition"],
 )
-def test_what_concerns_no_held_shard_goes_where_dagster_would_run_it(
+def test_a_run_without_a_held_shard_uses_the_launcher_of_dagster(
     scene: Scene, run: dg.DagsterRun
 ) -> None:
     publish(scene.instance, "b", AT)
@@ -169,13 +169,13 @@ def test_what_concerns_no_held_shard_goes_where_dagster_would_run_it(
     assert scene.launch(run) == ["workspace"]
 
 
-def test_a_shard_of_another_deployments_node_is_not_looked_for_here(scene: Scene) -> None:
+def test_a_shard_of_another_deployment_is_not_looked_up(scene: Scene) -> None:
     publish(scene.instance, "b", AT)
     scene.hold("another-instance")
     assert scene.launch(materialization()) == ["workspace"]
 
 
-def test_a_run_whose_server_is_gone_is_told_at_once_not_to_be_terminable(scene: Scene) -> None:
+def test_a_run_without_its_server_cannot_be_terminated(scene: Scene) -> None:
     info = '{"host": "127.0.0.1", "port": 4202}'
     run = scene.instance.add_run(
         dg.DagsterRun(

@@ -21,7 +21,7 @@ def with_disk(monkeypatch: pytest.MonkeyPatch, asked: list[Path], **numbers: int
 
 
 @pytest.mark.parametrize(("account", "blocks"), [(0, 50), (1_000, 40)])
-def test_the_room_is_that_of_the_account(
+def test_free_space_is_that_of_the_account(
     account: int, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
@@ -35,7 +35,7 @@ def test_the_room_is_that_of_the_account(
         require_room(home, (blocks + 1) * MIB)
 
 
-def test_a_disk_that_does_not_tell_is_taken(
+def test_a_disk_of_unknown_space_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_disk(monkeypatch, [], f_blocks=0, f_bfree=0, f_bavail=0, f_frsize=4_096)

@@ -89,18 +89,18 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         yield made
 
 
-def test_a_run_of_a_sensor_begins_at_once(deployment: Deployment) -> None:
+def test_a_run_of_a_sensor_starts_at_once(deployment: Deployment) -> None:
     run = deployment.submit()
     assert deployment.launched == [run.run_id]
     assert run.status is DagsterRunStatus.STARTING
 
 
-def test_the_run_of_a_person_or_of_a_backfill_is_queued(deployment: Deployment) -> None:
+def test_manual_and_backfill_runs_are_queued(deployment: Deployment) -> None:
     assert deployment.submit_with({NODE_TAG: "node-a"}).status is DagsterRunStatus.QUEUED
     assert deployment.launched == []
 
 
-def test_no_run_overtakes_one_that_waits(deployment: Deployment) -> None:
+def test_no_run_overtakes_a_queued_one(deployment: Deployment) -> None:
     deployment.create(DagsterRunStatus.QUEUED, {})
     assert deployment.submit().status is DagsterRunStatus.QUEUED
 
@@ -134,7 +134,7 @@ def test_a_run_near_a_limit_is_queued(
         ({"team": "data"}, 2, {"team": "other"}),
     ],
 )
-def test_limits_that_are_not_near_or_of_others_hold_nothing_up(
+def test_distant_and_unrelated_limits_do_not_queue_a_run(
     deployment: Deployment, others: dict[str, str], at_work: int, tags: dict[str, str]
 ) -> None:
     deployment.at_work(at_work, others)
@@ -142,16 +142,14 @@ def test_limits_that_are_not_near_or_of_others_hold_nothing_up(
 
 
 @pytest.mark.parametrize(("most", "begins"), [(-1, True), (0, False), (1, False), (2, True)])
-def test_any_limit_for_all_runs_counts(tmp_path: Path, most: int, begins: bool) -> None:
+def test_a_limit_for_all_runs_counts(tmp_path: Path, most: int, begins: bool) -> None:
     made = Deployment(tmp_path, max_concurrent_runs=most)
     with made.instance:
         made.submit()
         assert len(made.launched) == begins
 
 
-def test_a_run_that_cannot_be_launched_fails_and_its_sensor_does_not(
-    deployment: Deployment,
-) -> None:
+def test_a_failed_launch_fails_the_run_and_not_the_sensor(deployment: Deployment) -> None:
     deployment.problem = RuntimeError("Node node-a takes no runs.")
     run = deployment.submit()
     assert run.status is DagsterRunStatus.FAILURE
@@ -159,7 +157,7 @@ def test_a_run_that_cannot_be_launched_fails_and_its_sensor_does_not(
     assert any("takes no runs" in message for message in messages)
 
 
-def test_a_node_that_does_not_answer_keeps_neither_its_sensor_nor_others_waiting(
+def test_a_silent_node_delays_neither_the_sensor_nor_other_nodes(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_queue, "LAUNCH_S", 0.2)

@@ -76,7 +76,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 @pytest.mark.parametrize(("agents", "program"), [("false", PROGRAM), ("true", "dagster")])
-def test_runs_are_forked_where_the_server_gets_them(
+def test_the_code_server_launches_forked_runs(
     agents: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_AGENTS", agents)
@@ -92,7 +92,7 @@ def test_the_workspace_leads_to_the_socket_of_the_server(scene: Scene, tmp_path:
     assert "location_name: leasehold\n" in scene.server.workspace
 
 
-def test_a_server_that_ended_is_started_again_after_waits_that_grow(scene: Scene) -> None:
+def test_an_ended_server_is_restarted_after_growing_waits(scene: Scene) -> None:
     scene.started[-1].code = 1
     scene.look_after(5.0)
     assert len(scene.started) == 1
@@ -106,7 +106,7 @@ def test_a_server_that_ended_is_started_again_after_waits_that_grow(scene: Scene
     assert len(scene.started) == 3
 
 
-def test_a_server_that_hangs_is_ended_and_one_that_loads_is_not(scene: Scene) -> None:
+def test_a_hanging_server_is_ended_and_a_loading_one_is_not(scene: Scene) -> None:
     scene.answers = False
     scene.look_after(HUNG_S - 1.0)
     assert scene.started[0].code is None
@@ -140,7 +140,7 @@ class Clocks:
         return self.watch.set_back_s()
 
 
-def test_a_clock_that_is_set_back_is_noticed_once() -> None:
+def test_a_clock_that_was_set_back_is_detected_once() -> None:
     clocks = Clocks()
     for set_by_s in (0.0, 3_600.0, -0.4, -0.4):
         assert clocks.set_back_s(set_by_s=set_by_s) == 0.0
@@ -149,7 +149,7 @@ def test_a_clock_that_is_set_back_is_noticed_once() -> None:
 
 
 @pytest.mark.parametrize(("ahead_s", "stays"), [(-5.0, True), (5_400.0, False)])
-def test_ticks_that_came_later_than_now_are_forgotten(ahead_s: float, stays: bool) -> None:
+def test_ticks_with_future_times_are_deleted(ahead_s: float, stays: bool) -> None:
     target = LoadableTargetOrigin(module_name=DEFINITIONS_MODULE)
     location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "leasehold")
     sensor = RemoteRepositoryOrigin(location, "__repository__").get_instigator_origin("launching")
@@ -167,7 +167,7 @@ def test_ticks_that_came_later_than_now_are_forgotten(ahead_s: float, stays: boo
     assert after.status is InstigatorStatus.RUNNING
 
 
-def test_the_daemon_begins_anew_when_the_clock_was_set_back_and_else_ends(
+def test_the_daemon_restarts_if_the_clock_was_set_back_and_otherwise_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_back, began = Event(), list[int]()

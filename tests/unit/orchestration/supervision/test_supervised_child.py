@@ -53,13 +53,13 @@ class Scene:
         return message
 
 
-def test_one_that_lives_is_left_alone() -> None:
+def test_a_live_child_is_not_restarted() -> None:
     scene = Scene()
     assert scene.look_for(1_000) == []
     assert scene.child.started == 0
 
 
-def test_one_that_died_is_started_again_and_the_wait_is_bounded() -> None:
+def test_a_dead_child_is_restarted_after_a_bounded_wait() -> None:
     scene, waits = Scene(), list[float]()
     for _ in range(8):
         scene.child.code = 1
@@ -75,7 +75,7 @@ def test_one_that_died_is_started_again_and_the_wait_is_bounded() -> None:
     assert waits[-1] == PAUSE_MAX_S
 
 
-def test_one_that_had_run_for_long_is_started_again_at_once() -> None:
+def test_a_child_that_ran_for_long_is_restarted_at_once() -> None:
     scene = Scene()
     for _ in range(6):
         scene.child.code = 1
@@ -86,7 +86,7 @@ def test_one_that_had_run_for_long_is_started_again_at_once() -> None:
     assert "again in 1 s" in message
 
 
-def test_what_a_person_has_to_put_right_is_said_once_and_tried_again() -> None:
+def test_a_user_mistake_is_reported_once_and_retried() -> None:
     """An agent that found no database comes by itself when there is one."""
     scene = Scene()
     for attempt in range(3):
@@ -100,7 +100,7 @@ def test_what_a_person_has_to_put_right_is_said_once_and_tried_again() -> None:
     assert scene.look_for(1_000) == [], "it lives"
 
 
-def test_one_that_cannot_be_started_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_be_started_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.child.code = 1
     scene.look_for(1)

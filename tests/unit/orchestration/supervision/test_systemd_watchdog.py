@@ -53,7 +53,9 @@ def drained(systemd: socket.socket, seconds: float) -> int:
         count += 1
 
 
-def test_it_says_that_it_is_well_for_as_long_as_it_is(systemd: socket.socket, place: str) -> None:
+def test_the_watchdog_is_notified_while_the_process_is_healthy(
+    systemd: socket.socket, place: str
+) -> None:
     sentence = ""
     with told_watchdog(lambda: sentence, environment(place)):
         assert [systemd.recv(100) for _ in range(5)] == [b"WATCHDOG=1"] * 5
@@ -68,14 +70,14 @@ def test_it_says_that_it_is_well_for_as_long_as_it_is(systemd: socket.socket, pl
 
 
 @pytest.mark.parametrize("changed", [{"WATCHDOG_USEC": ""}, {"WATCHDOG_PID": "1"}])
-def test_it_says_nothing_where_no_watchdog_asks_it(
+def test_without_a_watchdog_nothing_is_sent(
     systemd: socket.socket, place: str, changed: dict[str, str]
 ) -> None:
     with told_watchdog(str, environment(place, **changed)):
         assert drained(systemd, 2 * LIMIT_S) == 0
 
 
-def test_nobody_who_listens_is_no_trouble(place: str) -> None:
+def test_a_watchdog_without_a_listener_is_no_error(place: str) -> None:
     with told_watchdog(str, environment(place, WATCHDOG_USEC="1000")):
         pass
     with told_watchdog(str, {}):

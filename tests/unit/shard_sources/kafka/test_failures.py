@@ -141,7 +141,7 @@ class TestTls:
         secrets = {"sasl.password": "TEST_KAFKA_TLS"}
         return source_of(broker, client=log_in, secrets=secrets, timeout_s=3)
 
-    def test_reads_over_it(
+    def test_records_are_read_over_tls(
         self, broker: KafkaBroker, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TEST_KAFKA_TLS", "hunter2")

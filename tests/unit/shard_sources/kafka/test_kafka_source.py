@@ -130,7 +130,7 @@ def test_a_timestamp_in_another_unit_hides_no_record(broker: KafkaBroker, stamp:
 
 
 class TestProbe:
-    def test_beyond_the_sample_records_of_its_mean_size_are_counted_on(
+    def test_records_beyond_the_sample_are_estimated_by_its_mean_size(
         self, broker: KafkaBroker
     ) -> None:
         broker.topics[TOPIC][0].append(records(*[b"x" * 100] * 500))
@@ -139,7 +139,7 @@ class TestProbe:
         assert source.plan(ZERO, "0", Limits(records_max=120, bytes_max=20_000)).end == "120"
         assert source.plan(ZERO, "300", Limits()).end == "500"
 
-    def test_within_the_sample_it_is_exact(self, broker: KafkaBroker) -> None:
+    def test_byte_limits_are_exact_within_the_sample(self, broker: KafkaBroker) -> None:
         sizes = [10, 400, 30, 2_000, 5, 5, 900]
         broker.topics[TOPIC][0].append(records(*[b"x" * size for size in sizes]))
         source = source_of(broker)
@@ -148,7 +148,7 @@ class TestProbe:
         assert source.plan(ZERO, "4", Limits(bytes_max=10)).end == "6"
 
 
-def test_a_topic_made_anew_is_not_read_from_its_old_offset(broker: KafkaBroker) -> None:
+def test_a_recreated_topic_is_not_read_from_its_old_offset(broker: KafkaBroker) -> None:
     source = source_of(broker)
     broker.topics[TOPIC][0].append(records(b"a"))
     for attempt in (lambda: source.plan(ZERO, "40", Limits()), lambda: read(source, 40, 41)):
@@ -170,19 +170,19 @@ def test_ranges_read_at_the_same_time_do_not_disturb_each_other(broker: KafkaBro
 
 
 class TestMirror:
-    def test_a_group_of_kafkas_is_told_the_checkpoints(self, broker: KafkaBroker) -> None:
+    def test_checkpoints_are_mirrored_to_a_kafka_group(self, broker: KafkaBroker) -> None:
         source = source_of(broker, mirror_group="dashboards")
         assert source.mirrors
         source.mirror({ZERO: "12", ONE: "0"})
         assert broker.committed == {("dashboards", TOPIC, 0): 12, ("dashboards", TOPIC, 1): 0}
 
-    def test_a_refusal_is_one_sentence(self, broker: KafkaBroker) -> None:
+    def test_a_refused_mirror_is_one_sentence(self, broker: KafkaBroker) -> None:
         broker.refuse_commits = AUTHORIZATION_FAILED
         with pytest.raises(SourceError) as refused:
             source_of(broker, mirror_group="dashboards").mirror({ZERO: "12"})
         assert "\n" not in str(refused.value)
 
-    def test_without_the_option_nobody_is_told(self, broker: KafkaBroker) -> None:
+    def test_without_the_option_no_checkpoint_is_mirrored(self, broker: KafkaBroker) -> None:
         source = source_of(broker)
         assert not source.mirrors
         source.mirror({ZERO: "12"})

@@ -110,7 +110,7 @@ def test_the_time_for_headers_with_one_name_follows_their_number() -> None:
     assert seconds(40_000) < 40 * seconds(4_000) + 0.1
 
 
-def test_a_time_that_no_calendar_has_is_null_and_kept_beside_the_record() -> None:
+def test_a_time_outside_the_calendar_is_null_and_kept_as_an_attribute() -> None:
     """Goal: a producer that sends microseconds or nanoseconds stops no partition."""
     stamps = [2**63 - 1, -(2**63), AT * 1_000, AT * 1_000_000, AT]
     columns = columns_of(

@@ -19,7 +19,7 @@ def log(*sources: str, version: str = "v1") -> str:
     return "\n".join([version, METADATA, *sources])
 
 
-def test_the_query_goes_on_after_the_newest_batch_that_is_done() -> None:
+def test_the_query_continues_after_its_newest_finished_batch() -> None:
     names = ["0", "1", "2", "10", "metadata", ".9.crc"]
     assert query_batches(names, ["0", "1", "2", "10", ".10.crc"]) == QueryBatches(10, None)
     assert query_batches(names, ["0", "1", "2"]) == QueryBatches(2, 10)
@@ -27,7 +27,7 @@ def test_the_query_goes_on_after_the_newest_batch_that_is_done() -> None:
     assert query_batches(["2", "10"], ["1", "2"]) == QueryBatches(2, 10)
 
 
-def test_a_location_without_a_batch_that_is_done_is_none_of_a_query() -> None:
+def test_a_location_without_a_finished_batch_is_refused() -> None:
     for names in ([], ["0"]):
         with pytest.raises(UnknownGroup, match="checkpointLocation"):
             query_batches(names, [])
@@ -62,6 +62,6 @@ def test_an_unknown_form_is_refused(content: str) -> None:
 
 
 @pytest.mark.parametrize("offset", ["-1", '"5"', "1.5", "true", "9223372036854775808"])
-def test_what_is_no_offset_is_not_kafka_s(offset: str) -> None:
+def test_offsets_that_are_not_from_kafka_are_refused(offset: str) -> None:
     with pytest.raises(UnknownGroup):
         offsets_of(log(f'{{"orders":{{"0":{offset}}}}}'), "orders")

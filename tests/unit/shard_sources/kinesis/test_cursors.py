@@ -21,7 +21,7 @@ NUMBER = 49680431711629241955125856913212554099471375107828482050
     [at(NUMBER), at(NUMBER, 7), after(NUMBER, 1_767_225_600), start(1_767_225_600), GONE, at(0)],
     ids=str,
 )
-def test_a_cursor_is_its_place_as_text(place: Place) -> None:
+def test_a_cursor_is_its_position_as_text(place: Place) -> None:
     assert Place.parse("shard", str(place)) == place
 
 
@@ -38,7 +38,7 @@ def test_other_text_is_refused_in_one_sentence(text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_places_have_the_order_of_the_shard() -> None:
+def test_positions_have_the_order_of_the_shard() -> None:
     ordered = [start(9), at(5), at(5, 1), at(5, 12), after(5, 1), at(6), after(6, 1), GONE]
     assert sorted(ordered, key=lambda place: place.order) == ordered
     assert after(5, 1).order == after(5, 99).order

@@ -41,7 +41,7 @@ def test_shards_do_not_wait_for_each_other(tmp_path: Path) -> None:
     assert clock.now_s == 1_000
 
 
-def test_a_large_read_is_paid_for_before_the_next_one(tmp_path: Path) -> None:
+def test_a_large_read_delays_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock()
     each = pace(tmp_path, clock)
     read(each, 5_000)
@@ -51,7 +51,7 @@ def test_a_large_read_is_paid_for_before_the_next_one(tmp_path: Path) -> None:
     assert clock.now_s == pytest.approx(1_005.2)
 
 
-def test_a_reader_waits_for_the_cost_of_a_read_that_is_under_way(tmp_path: Path) -> None:
+def test_a_reader_waits_for_the_cost_of_a_read_in_progress(tmp_path: Path) -> None:
     """Goal: the second read is not refused. Method: it asks for its turn before the first ends."""
     pace = Pace(tmp_path, calls_per_s=50, bytes_per_s=1_000)
     starts: list[float] = []

@@ -54,11 +54,11 @@ def stored(data: bytes, number: int = 5) -> StoredRecord:
     return StoredRecord(number, ARRIVED, "outer", data)
 
 
-def test_unpacks_the_documented_example() -> None:
+def test_the_documented_example_is_unpacked() -> None:
     assert unpack(packed(BODY)) == [Part("a", b"one"), Part("b", b"two", "7", {"t": "v"})]
 
 
-def test_unpacks_records_of_another_implementation() -> None:
+def test_records_of_another_implementation_are_unpacked() -> None:
     assert unpack(PACKED_ELSEWHERE) == [
         Part("key-a", b"one"),
         Part("key-b", b"two \xff", str(1 << 127)),
@@ -105,11 +105,11 @@ def test_a_partition_key_s_hash_is_its_md5() -> None:
     assert Part("key", b"").hash_key == int(hashlib.md5(b"key").hexdigest(), 16)
 
 
-def test_no_packed_records_are_none() -> None:
+def test_data_without_packed_records_unpacks_to_nothing() -> None:
     assert user_records(stored(pack([])), ALL_HASHES) == []
 
 
-def test_columns_contain_everything_known() -> None:
+def test_columns_contain_all_known_attributes() -> None:
     data = pack([Part("k", b"v", "1", {"t": "x"})])
     batch = batch_of("shardId-000000000000", user_records(stored(data), ALL_HASHES))
     assert batch.schema.equals(record_schema())

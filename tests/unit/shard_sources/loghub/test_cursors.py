@@ -27,13 +27,13 @@ def test_the_service_s_cursor_is_a_number() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10**9 - 1))
-def test_each_place_has_one_text(group: int, index: int) -> None:
+def test_each_position_has_one_text(group: int, index: int) -> None:
     cursor = GroupCursor(group, index)
     assert GroupCursor.parse(SHARD, str(cursor)) == cursor
     assert GroupCursor.from_service(SHARD, cursor.service) == GroupCursor(group)
 
 
-def test_places_are_ordered_within_a_group_and_between_groups() -> None:
+def test_positions_are_ordered_within_a_group_and_between_groups() -> None:
     assert GroupCursor(5, 9) < GroupCursor(6) < GroupCursor(6, 1) < GroupCursor(10)
 
 

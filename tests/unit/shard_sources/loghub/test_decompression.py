@@ -37,20 +37,20 @@ def declared(codec: Codec, data: bytes) -> int | None:
 
 @pytest.mark.parametrize("codec", Codec)
 @given(data=st.binary(max_size=5_000))
-def test_round_trip(codec: Codec, data: bytes) -> None:
+def test_compressed_data_is_decompressed(codec: Codec, data: bytes) -> None:
     payload = compressed(data, codec)
     assert decompress(payload, codec, len(data), size=declared(codec, data)) == data
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_one_byte_over_the_limit(codec: Codec) -> None:
+def test_one_byte_over_the_limit_is_refused(codec: Codec) -> None:
     payload = compressed(TEXT, codec)
     with pytest.raises(PayloadTooLarge, match=f"{codec} payload of {len(payload)} bytes"):
         decompress(payload, codec, len(TEXT) - 1, size=declared(codec, TEXT))
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_cut_off(codec: Codec) -> None:
+def test_truncated_data_is_refused(codec: Codec) -> None:
     payload = compressed(TEXT, codec)
     for length in (1, len(payload) // 2, len(payload) - 1):
         with pytest.raises(PayloadDamaged):
@@ -58,7 +58,7 @@ def test_cut_off(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_of_another_codec(codec: Codec) -> None:
+def test_data_of_another_codec_is_refused(codec: Codec) -> None:
     with pytest.raises((PayloadDamaged, PayloadTooLarge)):
         decompress(b"\xff" * 64, codec, LIMIT, size=declared(codec, TEXT))
 
@@ -90,7 +90,7 @@ def test_a_block_needs_its_size(size: int | None) -> None:
 
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("off", [-1, 1])
-def test_another_size_than_declared(codec: Codec, off: int) -> None:
+def test_another_size_than_declared_is_refused(codec: Codec, off: int) -> None:
     """No byte that the codec did not write becomes part of a payload."""
     with pytest.raises(PayloadDamaged):
         decompress(compressed(TEXT, codec), codec, LIMIT, size=len(TEXT) + off)

@@ -41,7 +41,7 @@ SUBJECT = ("project/logstore", "https://sls", "3", "MTIz")
         ("ParameterInvalid", 400, SourceError),
     ],
 )
-def test_types(code: str, status: int, kind: type[LeaseholdError]) -> None:
+def test_each_error_code_has_a_type(code: str, status: int, kind: type[LeaseholdError]) -> None:
     error = failure(ServiceRefusal(code, status, "said\nby the service"), *SUBJECT)
     assert type(error) is kind
     assert code in str(error) or kind in (UnknownShard, CursorInvalid)

@@ -124,7 +124,7 @@ def test_the_same_logs_give_the_same_columns() -> None:
 
 
 @pytest.mark.parametrize("fields", [Fields(), Fields(value="a", key="b")])
-def test_no_logs_are_no_rows(fields: Fields) -> None:
+def test_a_group_without_logs_has_no_rows(fields: Fields) -> None:
     assert rows(group({"a": b"1"}), fields, first=1) == []
 
 

@@ -129,7 +129,7 @@ def expected(count: int) -> list[bytes]:
     return sorted(b"%d:%d" % (shard, number) for shard in range(2) for number in range(count))
 
 
-def test_a_restored_database_neither_loses_nor_doubles_what_is_published(scene: Scene) -> None:
+def test_an_adoption_after_a_restore_loses_and_duplicates_no_published_record(scene: Scene) -> None:
     scene.consume(8)
     scene.publish()
     dump = scene.dump()
@@ -189,7 +189,7 @@ def test_records_that_only_the_table_has_stay_readable_under_a_tag(tmp_path: Pat
     assert scene.published() == scene.committed()
 
 
-def test_the_metadata_of_an_older_database_may_be_gone(tmp_path: Path) -> None:
+def test_an_adoption_works_without_the_metadata_of_the_older_database(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.consume(8)
     scene.publish()
@@ -205,7 +205,7 @@ def test_the_metadata_of_an_older_database_may_be_gone(tmp_path: Path) -> None:
     assert scene.published() == scene.committed() == expected(16)
 
 
-def test_a_group_that_was_made_anew_leaves_the_table_of_the_former_alone(scene: Scene) -> None:
+def test_a_recreated_group_does_not_touch_the_table_of_the_old_one(scene: Scene) -> None:
     scene.consume(8)
     scene.publish()
     scene.home.store.delete_group(KEY, force=True)
@@ -219,9 +219,7 @@ def test_a_group_that_was_made_anew_leaves_the_table_of_the_former_alone(scene: 
     assert scene.published() == scene.committed() == expected(8)
 
 
-def test_a_table_that_was_removed_is_not_begun_anew_without_what_was_published(
-    tmp_path: Path,
-) -> None:
+def test_a_removed_table_is_not_recreated_without_published_records(tmp_path: Path) -> None:
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
     scene = Scene(tmp_path, CatalogSettings("lake", properties))
     scene.consume(8)
@@ -252,7 +250,7 @@ def test_a_table_that_was_rolled_back_is_not_published_to(tmp_path: Path) -> Non
     assert scene.published() == scene.committed() == expected(12)
 
 
-def test_changes_that_wait_are_carried_out_by_an_adoption(scene: Scene) -> None:
+def test_an_adoption_publishes_waiting_changes(scene: Scene) -> None:
     """Method: files are merged while the table is not ours; the ledger names the merged ones."""
     scene.consume(8)
     scene.publish()
@@ -268,7 +266,7 @@ def test_changes_that_wait_are_carried_out_by_an_adoption(scene: Scene) -> None:
     assert scene.published() == scene.committed() == expected(8)
 
 
-def test_an_adoption_finds_nothing_to_do_where_all_is_well(scene: Scene) -> None:
+def test_an_adoption_of_a_matching_table_changes_nothing(scene: Scene) -> None:
     scene.consume(8)
     scene.publish()
     assert scene.publish("adopt").records == 0

@@ -173,7 +173,7 @@ WIDE = {
 READ_BACK = "n, f, d, s.a, s.b, l[1], m['k']"
 
 
-def test_wider_columns_are_read_with_what_was_narrow(publishing: Publishing) -> None:
+def test_widened_columns_are_read_with_narrow_files(publishing: Publishing) -> None:
     consume_and_publish(publishing, **NARROW)
     at = consume_and_publish(publishing, **WIDE)
     old = (1, 0.5, Decimal("1.25"), 1, None, 0.5, Decimal("1.25"))
@@ -187,7 +187,7 @@ def test_wider_columns_are_read_with_what_was_narrow(publishing: Publishing) -> 
     assert sorted(rows) == [*[old] * 24, *[new] * 2]
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_committed(publishing: Publishing) -> None:
+def test_a_type_that_does_not_fit_is_refused_before_the_commit(publishing: Publishing) -> None:
     consume_and_publish(publishing, n=(pa.int64(), 1))
     world = publishing.world
     store, key = world.store, world.key
@@ -213,9 +213,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_committed(publishing: P
     assert duckdb_query(at, "count(*), sum(n)") == [(30, 22 + 2 * 8)]
 
 
-def test_two_runs_that_bring_columns_at_once_agree_or_one_is_refused(
-    publishing: Publishing,
-) -> None:
+def test_two_runs_that_add_columns_at_once_agree_or_one_is_refused(publishing: Publishing) -> None:
     store, key = publishing.world.store, publishing.world.key
     slow, fast, late = (ColumnAgreement(store, key) for _ in range(3))
 

@@ -75,9 +75,7 @@ def properties_of(kind: str, port: int) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["rest", "token", "hive", "glue", "dynamodb", "mysql"])
 @pytest.mark.filterwarnings("ignore:Deprecated:DeprecationWarning")
 @pytest.mark.timeout(20)
-def test_a_server_that_never_answers_is_given_up(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_times_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the node that publishes releases the publish lock."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -90,7 +88,7 @@ def test_a_server_that_never_answers_is_given_up(
 
 
 @pytest.mark.timeout(20)
-def test_a_host_that_drops_connections_is_given_up() -> None:
+def test_a_host_that_drops_connections_times_out() -> None:
     """Method: a server's backlog is full, so that it leaves the next connection unanswered."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
@@ -99,7 +97,7 @@ def test_a_host_that_drops_connections_is_given_up() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_request_to_a_silent_metastore_ends() -> None:
+def test_a_request_to_a_silent_metastore_times_out() -> None:
     """Goal: a publisher that tries again for a year leaves no threads behind."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(TableUnavailable):
@@ -108,7 +106,7 @@ def test_a_request_to_a_silent_metastore_ends() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_catalog_of_the_users_own_is_given_up_and_asked_again_once_it_answers() -> None:
+def test_a_silent_catalog_of_the_user_times_out_and_is_used_again_once_it_answers() -> None:
     with pytest.raises(TableUnavailable, match="no answer"):
         find_table(OWN)
     ANSWERED.set()

@@ -57,19 +57,19 @@ def reader(tmp_path: Path) -> Waiting:
     return Waiting(tmp_path)
 
 
-def test_who_waits_publishes_what_nobody_publishes(reader: Waiting) -> None:
+def test_a_waiting_reader_publishes_if_no_other_process_does(reader: Waiting) -> None:
     reader.wait()
     assert (reader.seen(), reader.now_s) == (20, 0)
     assert reader.published.published() == reader.published.committed()
 
 
-def test_who_must_not_publish_waits_for_the_deployment(reader: Waiting) -> None:
+def test_a_reader_that_cannot_publish_waits_for_the_deployment(reader: Waiting) -> None:
     reader.meanwhile = lambda: reader.published.publish() if reader.now_s == 3 else None
     reader.wait(None)
     assert (reader.seen(), reader.now_s) == (20, 3)
 
 
-def test_the_lock_of_a_node_is_waited_for(reader: Waiting) -> None:
+def test_a_reader_waits_for_the_publish_lock_of_a_node(reader: Waiting) -> None:
     lock: Any = reader.published.lock()
 
     def end() -> None:
@@ -81,7 +81,7 @@ def test_the_lock_of_a_node_is_waited_for(reader: Waiting) -> None:
     assert (reader.seen(), reader.now_s) == (20, 2)
 
 
-def test_a_node_that_takes_over_publishes_in_the_readers_place(
+def test_a_node_that_takes_the_lock_publishes_instead_of_the_reader(
     reader: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The reader stages; 2. a node takes the lock, and publishes; 3. the reader commits."""
@@ -100,7 +100,7 @@ def test_a_node_that_takes_over_publishes_in_the_readers_place(
     assert reader.published.published() == reader.published.committed()
 
 
-def test_a_publisher_that_makes_no_progress_is_one_sentence(reader: Waiting) -> None:
+def test_a_stalled_publisher_is_one_sentence(reader: Waiting) -> None:
     reader.published.lock()
     with pytest.raises(TableUnavailable) as caught:
         reader.wait()
@@ -110,7 +110,7 @@ def test_a_publisher_that_makes_no_progress_is_one_sentence(reader: Waiting) -> 
     assert "leasehold table create orders" in str(caught.value)
 
 
-def test_a_reader_that_is_refused_waits_longer_each_time(
+def test_a_refused_reader_waits_longer_each_time(
     reader: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = list[float]()
@@ -128,7 +128,7 @@ def test_a_reader_that_is_refused_waits_longer_each_time(
     assert waits != sorted(waits) or len(set(waits)) == len(waits), "with jitter"
 
 
-def test_an_account_that_may_only_read_is_told_so(
+def test_a_read_only_account_gets_a_sentence(
     reader: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -143,7 +143,7 @@ def test_an_account_that_may_only_read_is_told_so(
     assert reader.now_s == 0
 
 
-def test_changes_are_waited_for_and_newer_ones_are_not(reader: Waiting) -> None:
+def test_a_reader_waits_for_earlier_changes_and_not_for_newer_ones(reader: Waiting) -> None:
     reader.wait()
     reader.world.append(reader.world.ids[0], 1)
     reader.world.consume("run-2")
@@ -159,7 +159,7 @@ def test_changes_are_waited_for_and_newer_ones_are_not(reader: Waiting) -> None:
     assert (reader.seen(), reader.now_s) == (21, 0.5)
 
 
-def test_a_table_of_another_catalog_is_not_taken_for_none(reader: Waiting) -> None:
+def test_a_table_of_another_catalog_is_not_treated_as_missing(reader: Waiting) -> None:
     reader.wait()
     world = reader.world
     name = world.store.publication(world.key).table  # type: ignore[union-attr]

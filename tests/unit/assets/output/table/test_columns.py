@@ -61,7 +61,7 @@ def test_the_raw_columns_are_kept_in_their_order() -> None:
         ),
     ],
 )
-def test_types_of_arrow_have_a_counterpart(kind: pa.DataType, expected: object) -> None:
+def test_types_of_arrow_have_an_iceberg_type(kind: pa.DataType, expected: object) -> None:
     assert columns(x=kind) == [{"name": "x", "type": expected}]
 
 
@@ -167,14 +167,14 @@ def test_rows_are_cast_to_the_types_of_a_table() -> None:
     assert stored.to_pylist() == [{"at": moment, "n": Decimal(2**64 - 1)}]
 
 
-def test_a_moment_finer_than_a_table_holds_is_refused() -> None:
+def test_a_time_finer_than_microseconds_is_refused() -> None:
     schema = pa.schema([("at", pa.timestamp("ns"))])
     rows = pa.RecordBatch.from_arrays([pa.array([1], pa.timestamp("ns"))], schema=schema)
     with pytest.raises(TransformError, match="Column 'at' cannot be kept as timestamp"):
         in_stored_types(rows, stored_schema(schema))
 
 
-def test_new_columns_and_wider_ones_are_agreed_on() -> None:
+def test_new_and_wider_columns_are_accepted() -> None:
     agreed = columns(n=pa.int32(), f=pa.float64(), d=pa.decimal128(8, 2), gone=pa.string())
     file = columns(new=pa.bool_(), d=pa.decimal128(10, 2), f=pa.float32(), n=pa.int64())
     both = merged(agreed, file)
@@ -188,7 +188,7 @@ def test_new_columns_and_wider_ones_are_agreed_on() -> None:
     assert merged(both, agreed) == merged(both, file) == both
 
 
-def test_nested_fields_are_agreed_on_too() -> None:
+def test_new_and_wider_nested_fields_are_accepted() -> None:
     inner = pa.struct([("a", pa.int32())])
     wider = pa.struct([("a", pa.int64()), ("b", pa.string())])
     agreed = columns(s=inner, l=pa.list_(inner), m=pa.map_(pa.string(), inner))
@@ -208,7 +208,9 @@ def test_nested_fields_are_agreed_on_too() -> None:
         (pa.struct([("a", pa.int32())]), pa.struct([("a", pa.string())]), "Column 'x.a' is int"),
     ],
 )
-def test_what_does_not_fit_is_refused(before: pa.DataType, now: pa.DataType, sentence: str) -> None:
+def test_a_type_that_does_not_fit_is_refused(
+    before: pa.DataType, now: pa.DataType, sentence: str
+) -> None:
     with pytest.raises(TransformError, match=sentence):
         merged(columns(x=before), columns(x=now))
 
@@ -241,7 +243,7 @@ def test_columns_have_one_type_of_arrow() -> None:
     assert arrow_schema(columns_of(schema)) == schema
 
 
-def test_columns_of_two_files_are_joined_where_they_fit() -> None:
+def test_columns_of_two_files_are_merged_if_they_fit() -> None:
     one = columns(n=pa.int32(), s=pa.struct([("a", pa.int32())]), old=pa.string())
     other = columns(s=pa.struct([("a", pa.int64()), ("b", pa.bool_())]), n=pa.int64())
     both = columns(

@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> Publishing:
     return Publishing(tmp_path, catalog=CatalogSettings("lake", properties))
 
 
-def test_what_is_committed_and_not_yet_published_is_no_difference(tmp_path: Path) -> None:
+def test_an_unpublished_batch_is_no_difference(tmp_path: Path) -> None:
     publishing = Publishing(tmp_path)
     lock = publishing.lock()
     assert isinstance(lock, PublishLock)
@@ -49,7 +49,7 @@ def test_what_is_committed_and_not_yet_published_is_no_difference(tmp_path: Path
     assert compared(publishing) == Comparison(6, ())
 
 
-def test_files_that_somebody_else_removed_or_doubled_are_named(lake: Publishing) -> None:
+def test_files_that_another_program_removed_or_duplicated_are_named(lake: Publishing) -> None:
     lake.world.consume()
     lake.publish()
     first, second = lake.world.ids[:2]
@@ -75,7 +75,7 @@ def test_files_that_somebody_else_removed_or_doubled_are_named(lake: Publishing)
     )
 
 
-def test_of_very_many_differences_some_are_named(
+def test_a_few_of_very_many_differences_are_named(
     lake: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "DIFFERENCES_MAX", 1)
@@ -87,7 +87,7 @@ def test_of_very_many_differences_some_are_named(
     assert last == "More files differ than these."
 
 
-def test_a_publication_that_waits_to_be_settled_counts(
+def test_files_of_a_pending_publication_count(
     lake: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake.world.consume()
@@ -98,7 +98,7 @@ def test_a_publication_that_waits_to_be_settled_counts(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_that_goes_on_meanwhile_looks_like_a_difference(
+def test_concurrent_work_is_not_reported_as_a_difference(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: before each read of the store somebody may consume, publish, rewrite or go back."""

@@ -29,7 +29,7 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Restored:
     return restored_scene(tmp_path, request.param)
 
 
-def test_killed_between_two_shards_it_is_done_by_repeating_it(
+def test_a_roll_forward_killed_between_two_shards_is_completed_by_repeating_it(
     scene: Restored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is published meanwhile."""
@@ -56,7 +56,7 @@ def test_killed_between_two_shards_it_is_done_by_repeating_it(
     scene.check(20)
 
 
-def test_killed_before_the_table_is_adopted_it_is_done_by_repeating_it(
+def test_a_roll_forward_killed_before_the_adoption_is_completed_by_repeating_it(
     scene: Restored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shards are rolled forward; the pointer of the default catalog is still the old one."""
@@ -79,7 +79,7 @@ def _killed(*_: object) -> None:
     raise Killed
 
 
-def test_a_publisher_that_was_killed_before_it_committed_left_committed_batches(
+def test_batches_of_a_publisher_killed_before_its_commit_stay_committed(
     scene: Restored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its state of the table is the newest, and counts in the default catalog."""
@@ -102,7 +102,7 @@ def test_a_publisher_that_was_killed_before_it_committed_left_committed_batches(
     scene.check(20)
 
 
-def test_a_killed_publisher_is_no_reason_to_roll_anything_forward(
+def test_a_killed_publisher_rolls_nothing_forward(
     scene: Restored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger was not restored."""
@@ -122,9 +122,7 @@ def test_a_killed_publisher_is_no_reason_to_roll_anything_forward(
     assert sentences == []
 
 
-def test_a_request_that_arrives_late_is_rolled_forward_to_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_request_is_rolled_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. It is sent before the restoration. 2. The ledger forgets it. 3. The catalog takes it."""
     scene = restored_scene(tmp_path, "lake")
     dump = grown(scene)

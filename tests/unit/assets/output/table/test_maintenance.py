@@ -49,7 +49,7 @@ def consume_and_publish(scene: Publishing, run: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["now_ns", "entries", "find", "publication"])
-def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
+def test_a_frozen_cleanup_keeps_metadata_published_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """1. It looks at the table. 2. Another node publishes. 3. An hour later it continues."""
@@ -75,7 +75,7 @@ def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
     assert scene.published() == scene.committed()
 
 
-def test_what_a_request_on_its_way_names_stays(
+def test_metadata_of_a_pending_request_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A request is sent, and its reply is lost. 2. Orphans are removed. 3. It arrives."""
@@ -91,7 +91,7 @@ def test_what_a_request_on_its_way_names_stays(
     assert scene.published() == scene.committed()
 
 
-def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
+def test_a_publisher_with_a_lost_reply_removes_no_metadata_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. It commits, the reply is lost, and it is frozen. 2. Others publish until its publication
@@ -116,7 +116,7 @@ def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
     assert values == scene.committed()
 
 
-def test_orphans_go(tmp_path: Path) -> None:
+def test_unreferenced_metadata_is_removed(tmp_path: Path) -> None:
     scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
     for number in range(4):
         consume_and_publish(scene, f"run-{number}")

@@ -64,12 +64,12 @@ def test_the_mark_is_read_as_it_was_written(world: TableWorld) -> None:
     assert mark_of(world.metadata) == Mark("p", 3), "another program has removed the property"
 
 
-def test_records_are_counted_where_the_newest_snapshot_does_not(world: TableWorld) -> None:
+def test_records_are_counted_if_the_newest_snapshot_has_no_count(world: TableWorld) -> None:
     assert table_records(world.io, world.metadata) == 5
     assert table_records(world.io, changed(world.metadata, total_records=None)) == 5
 
 
-def test_a_table_as_it_was_left_is_no_trouble(world: TableWorld) -> None:
+def test_an_unchanged_table_passes(world: TableWorld) -> None:
     assert trouble(world, marked(world)) is None
     assert trouble(world, marked(world), records=None) is None, "nobody has counted yet"
 
@@ -77,13 +77,13 @@ def test_a_table_as_it_was_left_is_no_trouble(world: TableWorld) -> None:
 @pytest.mark.parametrize(
     ("records", "words"), [(3, "added 2 records to"), (9, "removed 4 records from")]
 )
-def test_other_records_are_told(world: TableWorld, records: int, words: str) -> None:
+def test_changed_records_are_reported(world: TableWorld, records: int, words: str) -> None:
     assert f"Another program has {words} the table" in trouble(
         world, marked(world), records=records
     )
 
 
-def test_delete_files_of_another_program_are_told(world: TableWorld) -> None:
+def test_delete_files_of_another_program_are_reported(world: TableWorld) -> None:
     """Goal: a delete that is merged on reading changes no data file, and is no secret."""
     metadata = changed(marked(world), total_delete_files="2")
     assert "has 2 files of deletes" in trouble(world, metadata)
@@ -93,7 +93,7 @@ def test_a_snapshot_that_follows_ours_is_no_roll_back(world: TableWorld) -> None
     assert trouble(world, marked(world, sequence=2), at=-2) is None
 
 
-def test_a_roll_back_is_told_although_ours_has_expired(world: TableWorld) -> None:
+def test_a_roll_back_is_reported_after_our_snapshot_expired(world: TableWorld) -> None:
     """1. A fourth snapshot was ours. 2. The table was rolled back, and it expired."""
     row = Publication(GroupKey.parse("g", "s"), 1, last="p", snapshot=4711, records=5)
     words = table_trouble(NAME, row, marked(world, sequence=4), world.io)

@@ -48,7 +48,7 @@ def look(publishing: Publishing) -> bool:
     return waits_for_publication(store, key, store.publication(key) or Publication(key))
 
 
-def test_committed_batches_are_published_and_then_nothing_is_left(publishing: Publishing) -> None:
+def test_committed_batches_are_published_once(publishing: Publishing) -> None:
     publishing.world.consume()
     assert look(publishing)
     report = publishing.publish()
@@ -59,7 +59,7 @@ def test_committed_batches_are_published_and_then_nothing_is_left(publishing: Pu
     assert publishing.publish().explanation == "Everything that is committed is published."
 
 
-def test_an_idle_look_costs_two_statements(publishing: Publishing) -> None:
+def test_an_idle_check_costs_two_statements(publishing: Publishing) -> None:
     publishing.world.consume()
     publishing.publish()
     before = publishing.store.statements.copy()
@@ -100,7 +100,7 @@ def test_killed_at_any_step_each_record_is_published_once(
     assert len(publishing.published()) == 30
 
 
-def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
+def test_a_publisher_that_was_frozen_changes_nothing(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the second publisher works while the first one stands before its commit."""
@@ -126,7 +126,7 @@ def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
     assert publishing.published() == publishing.committed()
 
 
-def test_somebody_else_may_commit_to_the_table(
+def test_another_writer_can_commit_to_the_table(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: a change of another engine is neither lost nor does it stop us."""
@@ -154,7 +154,9 @@ def test_somebody_else_may_commit_to_the_table(
     assert publishing.metadata().properties["owner"] == "them"
 
 
-def test_a_forced_checkpoint_takes_published_batches_out_again(publishing: Publishing) -> None:
+def test_a_forced_checkpoint_removes_published_batches_from_the_table(
+    publishing: Publishing,
+) -> None:
     world = publishing.world
     world.consume()
     publishing.publish()

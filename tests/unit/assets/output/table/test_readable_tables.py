@@ -327,7 +327,7 @@ def refers(sentence: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_written_is_read_back_equal(tmp_path: Path, seed: int) -> None:
+def test_written_values_are_read_back_equal(tmp_path: Path, seed: int) -> None:
     """Goal: no name, type or value makes a table that an engine cannot read, or reads otherwise."""
     check_table(tmp_path, seed)
 

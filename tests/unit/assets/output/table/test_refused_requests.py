@@ -88,7 +88,7 @@ def scene(tmp_path: Path) -> Scene:
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("attempts", [20, pytest.param(10_000, marks=pytest.mark.release)])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_request_that_is_refused_stays_one_request(
+def test_a_refused_request_is_stored_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, answer: str, attempts: int
 ) -> None:
     requests = list[str]()
@@ -116,7 +116,7 @@ def test_a_request_that_is_refused_stays_one_request(
     assert scene.publish().explanation == "Everything that is committed is published."
 
 
-def test_each_publication_that_comes_too_late_leaves_two_files(
+def test_each_late_publication_leaves_two_files(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: another program adds a column before each request, which requires the former ones."""

@@ -55,7 +55,7 @@ def test_records_that_the_source_has_trimmed_survive(scene: Restored) -> None:
     scene.check(20)
 
 
-def test_what_was_consumed_once_more_gives_way(scene: Restored) -> None:
+def test_batches_consumed_again_are_withdrawn(scene: Restored) -> None:
     """The restored deployment was up for a while, and is not beyond the table yet."""
     scene.consume(8)
     scene.publish()
@@ -121,7 +121,7 @@ def test_vacuum_before_the_adoption_leaves_what_the_table_needs(scene: Restored)
     scene.check(16)
 
 
-def test_quarantine_that_the_ledger_knows_stays(scene: Restored) -> None:
+def test_quarantine_files_of_the_ledger_stay(scene: Restored) -> None:
     scene.home.sweeper.refuses = lambda value: value.endswith(b":5")
     scene.consume(8)
     scene.publish()
@@ -143,7 +143,7 @@ def test_quarantine_that_the_ledger_knows_stays(scene: Restored) -> None:
     assert len(scene.published()) == 2 * 19
 
 
-def test_a_checkpoint_that_was_forced_back_is_where_the_table_is(scene: Restored) -> None:
+def test_a_checkpoint_that_was_forced_back_moves_to_the_end_of_the_table(scene: Restored) -> None:
     """The state of the table goes back with it, published again or not."""
     scene.consume(8)
     scene.publish()
@@ -179,9 +179,7 @@ def test_a_backup_that_is_restored_twice_is_rolled_forward_to_the_newest_table(
     scene.check(24)
 
 
-def test_a_deployment_that_went_on_with_its_restored_table_is_not_taken_back(
-    tmp_path: Path,
-) -> None:
+def test_a_deployment_that_continued_after_its_restore_is_not_rolled_back(tmp_path: Path) -> None:
     """Its output of before the restoration is newer than the backup, and not than its own."""
     scene = restored_scene(tmp_path, "leasehold")
     scene.consume(8)
@@ -199,7 +197,7 @@ def test_a_deployment_that_went_on_with_its_restored_table_is_not_taken_back(
     assert scene.published() == before
 
 
-def test_a_backup_from_before_the_first_publication(scene: Restored) -> None:
+def test_a_backup_from_before_the_first_publication_is_rolled_forward(scene: Restored) -> None:
     dump = scene.dump()
     scene.consume(8)
     scene.publish()
@@ -231,7 +229,7 @@ def write(scene: Restored, shards: list[ShardId], records: int) -> None:
         scene.home.log.append(shard, values)
 
 
-def test_shards_that_the_restored_ledger_never_saw_come_back(scene: Restored) -> None:
+def test_shards_that_the_restored_ledger_lacks_are_added(scene: Restored) -> None:
     scene.home.store.update_group(Group(KEY, ordered=False), observer="test")
     scene.consume(8)
     scene.publish()
@@ -253,7 +251,7 @@ def test_shards_that_the_restored_ledger_never_saw_come_back(scene: Restored) ->
     assert verify(scene.home.store, KEY) == []
 
 
-def test_an_ordered_group_is_told_of_shards_that_it_never_saw(scene: Restored) -> None:
+def test_an_ordered_group_refuses_shards_that_the_ledger_lacks(scene: Restored) -> None:
     """They have to be listed first, so that none is read before what it comes from."""
     scene.consume(8)
     scene.publish()
@@ -278,7 +276,7 @@ def test_an_ordered_group_is_told_of_shards_that_it_never_saw(scene: Restored) -
     assert verify(scene.home.store, KEY) == []
 
 
-def test_only_the_newest_states_stay(scene: Restored) -> None:
+def test_only_the_newest_state_files_stay(scene: Restored) -> None:
     for _ in range(4):
         scene.consume(4)
         scene.publish()
@@ -291,7 +289,7 @@ def test_only_the_newest_states_stay(scene: Restored) -> None:
     scene.check(16)
 
 
-def test_states_that_are_gone_are_written_anew(scene: Restored) -> None:
+def test_missing_state_files_are_written_again(scene: Restored) -> None:
     scene.consume(8)
     scene.publish()
     (scene.home.output / "metadata" / scene.state_files()[0]).unlink()
@@ -304,7 +302,7 @@ def test_states_that_are_gone_are_written_anew(scene: Restored) -> None:
     scene.check(16)
 
 
-def test_damaged_states_are_named_and_the_ledger_stays(scene: Restored) -> None:
+def test_damaged_state_files_are_named_and_the_ledger_is_unchanged(scene: Restored) -> None:
     dump = grown(scene)
     (scene.home.output / "metadata" / scene.state_files()[0]).write_bytes(b"{}")
     scene.restore(dump)
@@ -313,7 +311,7 @@ def test_damaged_states_are_named_and_the_ledger_stays(scene: Restored) -> None:
     assert [batch.last for batch in scene.home.store.each_batch(KEY)] == [0, 1, 0, 1]
 
 
-def test_a_file_that_does_not_exist_leaves_the_ledger_as_it_is(scene: Restored) -> None:
+def test_a_missing_data_file_leaves_the_ledger_unchanged(scene: Restored) -> None:
     dump = grown(scene)
     before = set(scene.home.output.glob("attempts/*/*.parquet"))
     scene.restore(dump)

@@ -33,7 +33,7 @@ def test_fields_are_added_at_any_depth_with_ids_of_their_own() -> None:
     assert evolved(after, wanted, after.highest_field_id) is after
 
 
-def test_a_wider_type_is_that_of_the_same_field() -> None:
+def test_a_widened_field_keeps_its_id() -> None:
     def nested(number: pa.DataType, float_: pa.DataType):
         return columns(
             s=pa.struct([("a", number)]), l=pa.list_(float_), m=pa.map_(pa.string(), number)
@@ -49,7 +49,7 @@ def test_a_wider_type_is_that_of_the_same_field() -> None:
     assert isinstance(after.find_type("m"), MapType)
 
 
-def test_fields_that_somebody_else_added_or_widened_stay() -> None:
+def test_fields_that_another_writer_added_or_widened_stay() -> None:
     theirs = NestedField(7, "theirs", StringType(), required=False)
     wide = NestedField(8, "n", LongType(), required=False)
     after = evolved(Schema(theirs, wide), columns(n=pa.int32(), new=pa.bool_()), 9)
@@ -57,7 +57,7 @@ def test_fields_that_somebody_else_added_or_widened_stay() -> None:
     assert ids(after) == {"theirs": 7, "n": 8, "new": 10}
 
 
-def test_a_table_without_columns_gets_the_one_of_every_file() -> None:
+def test_a_table_without_columns_gets_the_column_of_every_file() -> None:
     assert ids(evolved(None, [], 0)) == {"shard_id": 1}
     assert ids(evolved(Schema(), [], 0)) == {"shard_id": 1}
     theirs = Schema(NestedField(7, "theirs", StringType(), required=False))

@@ -79,7 +79,7 @@ def test_polars_reads_two_specs_in_one_table(mixed: str) -> None:
     assert frame.filter(pl.col("event_time").is_null()).collect().height == 1
 
 
-def test_a_file_of_one_day_is_in_its_partition_and_others_in_that_of_their_shard(
+def test_a_file_of_one_day_is_in_a_day_partition_and_others_in_a_shard_partition(
     world: TableWorld, mixed: str
 ) -> None:
     current = world.metadata.current_snapshot()
@@ -93,9 +93,7 @@ def test_a_file_of_one_day_is_in_its_partition_and_others_in_that_of_their_shard
     assert world.metadata.default_spec_id == 1
 
 
-def test_columns_that_come_later_and_wider_ones_are_read_with_what_was_there(
-    world: TableWorld,
-) -> None:
+def test_later_and_wider_columns_are_read_with_older_files(world: TableWorld) -> None:
     world.change(APPEND, [world.file("s", [NEW_YEAR] * 3)])
     wider = [
         pa.field("n", pa.int64()) if field.name == "n" else field
@@ -121,7 +119,7 @@ def test_columns_that_come_later_and_wider_ones_are_read_with_what_was_there(
     assert ids["extra"] > max(number for name, number in ids.items() if name != "extra")
 
 
-def test_earlier_snapshots_show_what_was_published_then(world: TableWorld) -> None:
+def test_earlier_snapshots_show_their_records(world: TableWorld) -> None:
     """Method: append, replace (compaction), overwrite (replay) and delete (expiry), one by one."""
     old = [world.file("s", [NEW_YEAR + HOUR * at]) for at in range(3)]
     merged = world.file("s", [NEW_YEAR + HOUR * at for at in range(2)])
@@ -146,13 +144,13 @@ def test_earlier_snapshots_show_what_was_published_then(world: TableWorld) -> No
     assert summary["leasehold.publication"] == "p"
 
 
-def test_a_snapshot_that_would_change_nothing_is_not_made(world: TableWorld) -> None:
+def test_no_snapshot_is_made_without_a_change(world: TableWorld) -> None:
     never = world.file("s", [NEW_YEAR])
     world.change(DELETE, [], [never])
     assert world.metadata.current_snapshot() is None
 
 
-def test_manifests_stay_few_and_expired_snapshots_go(
+def test_manifests_stay_few_and_old_snapshots_expire(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: the metadata after many publications is as small as after few, and nothing is lost."""
@@ -273,7 +271,7 @@ def test_a_file_of_one_shard_is_removed_without_reading_all_manifests(
 
 
 @pytest.mark.parametrize("before", [(), ("day(event_time)",), ("hour(event_time)",)])
-def test_a_table_of_before_evolves(
+def test_a_table_of_an_earlier_release_is_updated(
     world: TableWorld, before: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: its files are found by their shard as well, and by any engine; none is rewritten."""
@@ -304,7 +302,7 @@ def test_a_table_of_before_evolves(
     assert len(pyiceberg_rows(path)) == 96
 
 
-def test_a_spec_that_another_writer_chose_stays_and_is_not_written_with(world: TableWorld) -> None:
+def test_a_partition_spec_of_another_writer_stays_and_is_not_used(world: TableWorld) -> None:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.table.update import (
         AddPartitionSpecUpdate,
@@ -342,7 +340,7 @@ def test_the_entries_of_a_manifest_are_compressed_together(world: TableWorld) ->
     assert manifest.manifest_length < 40 * 1_000
 
 
-def test_few_snapshots_are_let_go_at_once_and_never_a_tagged_one(world: TableWorld) -> None:
+def test_few_snapshots_expire_at_once_and_tagged_ones_never(world: TableWorld) -> None:
     from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 
     for _ in range(staging.EXPIRED_AT_ONCE + 5):
@@ -368,7 +366,7 @@ def test_without_an_event_time_files_are_partitioned_by_shard(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "partitioning", [("shard_id",), ("hour(event_time)", "shard_id"), ("day(event_time)",), ()]
 )
-def test_other_partitionings_are_read_too(world: TableWorld, partitioning: tuple[str, ...]) -> None:
+def test_other_partitionings_are_read(world: TableWorld, partitioning: tuple[str, ...]) -> None:
     files = [
         world.file("s0", [NEW_YEAR]),
         world.file("s1", [NEW_YEAR, NEW_YEAR + HOUR]),

@@ -19,7 +19,7 @@ def values_at(publishing: Publishing, snapshot: int) -> list[bytes]:
     return sorted(table.scan(snapshot_id=snapshot).to_arrow()["value"].to_pylist())
 
 
-def test_each_snapshot_shows_what_was_published_then(tmp_path: Path) -> None:
+def test_each_snapshot_shows_its_records(tmp_path: Path) -> None:
     publishing = Publishing(tmp_path)
     world = publishing.world
     shown: dict[int, list[bytes]] = {}
