@@ -1,7 +1,7 @@
-"""A lease store as it is after a long life: a ledger and a journal of any size, and a true one.
+"""A lease store after a long life: a valid ledger and journal of any size.
 
-The rows are inserted in bulk through the store's own tables, and are what the verbs would have
-written: `verify` proves them, and consumption continues behind them.
+The rows are inserted in bulk through the store's tables, and equal the rows that the store's
+operations would have written. `verify` accepts them, and consumption continues after them.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _journal(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Consumption:
-    """A run that continues behind the aged rows, one batch of every shard at a time."""
+    """A run that continues after the aged rows, one batch of every shard at a time."""
 
     store: LeaseStore
     age: Age

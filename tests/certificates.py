@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of the test's own, and what it issues."""
+"""Certificates for tests: a test authority, and the certificates that it issues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Authority:
         self.certificate.write_bytes(made)
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """The files of a certificate and its key, for whoever listens on 127.0.0.1."""
+        """Return the files of a certificate and its key for a server on 127.0.0.1."""
         key = ec.generate_private_key(ec.SECP256R1())
         address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
         certificate, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"

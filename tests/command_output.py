@@ -1,4 +1,4 @@
-"""Commands of this process, and what they print."""
+"""Runs commands in this process, and returns their output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagster_leasehold.orchestration.command_line import main
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """Return what a command prints; its one sentence where it is a mistake."""
+    """Return the output of a command, or the sentence of its error."""
     capsys.readouterr()
     done = main(list(arguments))
     captured = capsys.readouterr()

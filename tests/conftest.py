@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for no garbage while tests are collected, and never again among them."""
+    """Collect garbage once after tests are collected, and exclude them from later collections."""
     gc.disable()
     try:
         return (yield)
@@ -76,7 +76,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Generator[None]:
-    """Tests kill processes and fail no power: only those that look at the flushes need them."""
+    """Tests kill processes and not the power: only tests of flushes need them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(os, "fdatasync", lambda _: None)

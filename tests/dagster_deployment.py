@@ -41,8 +41,8 @@ class DagsterDeployment:
     """The running deployment.
 
     Attributes:
-        settings: what its processes were started with.
-        url: of the webserver.
+        settings: the settings of its processes.
+        url: the URL of the webserver.
     """
 
     settings: Settings
@@ -83,7 +83,7 @@ class DagsterDeployment:
         wait_for(f"the last tick of {name}", lambda: not self._is_ticking(name), START_S)
 
     def _is_ticking(self, name: str) -> bool:
-        """Tell if a sensor's newest tick is at work."""
+        """Return True if the newest tick of a sensor is running."""
         newest = self.sensor_state(name, "ticks(limit: 1) { status }")["ticks"]
         return any(tick["status"] == "STARTED" for tick in newest)
 
@@ -94,11 +94,11 @@ class DagsterDeployment:
         assert done["startSensor"]["__typename"] == "Sensor", done
 
     def takes_on(self, name: str, status: str) -> bool:
-        """Tell if a sensor that was just switched gets a status, and keeps it.
+        """Return True if a sensor that was just switched has the new status, and keeps it.
 
         The daemon reads a sensor's state at the end of a tick and writes it back a few milliseconds
-        later: a switch in between is undone, and ticks continue as if it was never made (seen once
-        in twenty runs on a busy machine; https://github.com/dagster-io/dagster/issues/7736).
+        later. A switch between the two is undone, and ticks continue as if it was never made (seen
+        once in twenty runs on a busy machine; https://github.com/dagster-io/dagster/issues/7736).
         """
         deadline = time.monotonic() + SWITCHED_S
         while self.sensor_status(name) != status:

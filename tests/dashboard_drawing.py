@@ -1,7 +1,7 @@
-"""The shipped dashboard, drawn without Grafana from what a real Prometheus answers.
+"""The shipped dashboard, drawn without Grafana from the answers of a real Prometheus.
 
-Grafana itself does not run in the tests, since no registry of packages has its server. They show
-that each query of each panel has data, and leave a picture to look at.
+Grafana does not run in the tests, because no package registry has its server. They show that each
+query of each panel has data, and write a picture for review.
 """
 
 from __future__ import annotations

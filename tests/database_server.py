@@ -81,9 +81,9 @@ class DatabaseServer(ABC):
     """A running server.
 
     Attributes:
-        folder: everything it owns.
-        port: on 127.0.0.1.
-        user, password: an account that may do everything except what needs SUPER.
+        folder: all its files.
+        port: its port on 127.0.0.1.
+        user, password: an account with all rights except those that need SUPER.
     """
 
     folder: Path
@@ -98,7 +98,7 @@ class DatabaseServer(ABC):
 
     @property
     def socket_lock(self) -> Path:
-        """The file in which MySQL's server notes its process number, beside the socket."""
+        """The file beside the socket in which MySQL's server stores its process number."""
         return self.folder / "s.lock"
 
     @property
@@ -168,7 +168,7 @@ class DatabaseServer(ABC):
         return (self.folder / "server.log").read_text(errors="replace")[-4000:]
 
     def ended(self) -> bool:
-        """Tell if it has ended without `stop`."""
+        """Return True if the server has ended without `stop`."""
         return self.process is not None and self.process.poll() is not None
 
     def stop(self, *, kill: bool = False) -> None:
@@ -230,7 +230,7 @@ class DatabaseServer(ABC):
         return self.url(name)
 
     def of_deployment(self) -> dict[str, str]:
-        """The variables by which hosts reach fresh databases of leases and of Dagster's storage."""
+        """The variables that give hosts fresh databases for leases and Dagster's storage."""
         self.create_database("dagster")
         return {
             "LEASEHOLD_DATABASE_URL": self.create_database("leases"),

@@ -1,6 +1,6 @@
 """Writes a project's streams as `leasehold init` does: a module, and settings that name it.
 
-Each declaration has a module of its own name, since Python keeps those that it has imported.
+Each declaration is a module with a different name, because Python caches imported modules.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class Failpoint(Enum):
-    """A step that a test can interrupt: its number, and what has and has not happened by then.
+    """A step that a test can interrupt: its number, and what has and has not happened before it.
 
-    One that is named `IN_...` lies within a transaction of the lease store: its statements were
-    sent, and its COMMIT was not.
+    A failpoint named `IN_...` is within a transaction of the lease store: its statements were sent,
+    and its COMMIT was not.
     """
 
     IN_SYNC_SHARDS = 1, "the shard list is being written to the lease tables"

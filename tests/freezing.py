@@ -9,8 +9,8 @@ import signal
 def freeze(child: int) -> None:
     """Stop a child with SIGSTOP and wait until it stalls; SIGCONT wakes it.
 
-    The signal alone is not enough: one thread takes it and tells the others, and until it gets a
-    processor, they continue and may answer.
+    The signal alone is not enough: one thread receives it and stops the others. Until that thread
+    gets a processor, the others continue and can answer.
     """
     os.kill(child, signal.SIGSTOP)
     _, status = os.waitpid(child, os.WUNTRACED)

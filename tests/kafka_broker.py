@@ -1,10 +1,10 @@
-"""A small fake of a Kafka broker, for what librdkafka's own mock broker does not do.
+"""A small Kafka broker for features that librdkafka's mock broker lacks.
 
 It serves stored records over TCP in Kafka's protocol to real clients: partitions that are added,
 seeks by time, transactions (open, aborted, committed) with their stable offset, compaction,
-retention, a log-in by name and password (SASL PLAIN), TLS, throttling, passing errors, offsets
-committed for a group. Records are put by the test that owns it, not by producers. It keeps all in
-memory and has one broker.
+retention, log-in by name and password (SASL PLAIN), TLS, throttling, temporary errors, and
+committed offsets of a group. The test adds records directly. There is one broker, and all data is
+in memory.
 """
 
 from __future__ import annotations
@@ -145,17 +145,17 @@ class Partition:
 
 
 class KafkaBroker:
-    """The broker: topics by name, each a list of partitions; serves while it is entered.
+    """The broker: topics by name, each a list of partitions; it serves inside its block.
 
     Args:
-        users: names and passwords; None lets everybody in.
-        tls: what it identifies itself with, and whom it believes; None speaks in the clear.
+        users: names and passwords; None accepts every client.
+        tls: its certificate and the authorities that it trusts; None disables TLS.
 
     Attributes:
         joined: the groups that are described as stable.
-        refuse_commits: an error code for offsets that are committed, or 0.
-        refuse_fetches: error codes that the next fetches get, each once.
-        throttle_s: how long each fetch is held back, as the answer then says.
+        refuse_commits: an error code for committed offsets, or 0.
+        refuse_fetches: error codes for the next fetches, each used once.
+        throttle_s: the delay of each fetch, as its reply says.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def array(parts: Iterable[bytes]) -> bytes:
 def record_batch(
     records: Sequence[Stored], base: int, last: int, *, producer: int = -1, attributes: int = 0
 ) -> bytes:
-    """A batch of the offsets `[base, last]`, of which compaction may have removed some."""
+    """Return a batch of the offsets `[base, last]`, without those that compaction removed."""
     first_ms = records[0].time_ms if records else 0
     encoded = bytearray()
     for record in records:

@@ -1,10 +1,10 @@
-"""Servers of the Kinesis protocol on the loopback, and a proxy that refuses what they never would.
+"""Servers of the Kinesis protocol on the loopback, and a proxy that refuses requests.
 
 kinesalite (npm) ends closed shards as the service does; moto (PyPI) never does. Neither limits
-requests nor looks at credentials, so that a proxy before them answers such requests itself, with
-the service's documented errors.
+requests nor checks credentials. So a proxy answers such requests with the service's documented
+errors.
 
-As a program it installs kinesalite: `python -m tests.kinesis_servers`.
+Run it as a program to install kinesalite: `python -m tests.kinesis_servers`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ServerMissing(Exception):
 
 
 def node_command(program: str) -> list[str]:
-    """`node` or `npm` of this machine, or those that came with the type checker's package.
+    """Return the `node` or `npm` of this machine, or of the type checker's package.
 
     Raises:
-        ServerMissing: there is neither.
+        ServerMissing: neither exists.
     """
     if path := shutil.which(program):
         return [path]
@@ -243,7 +243,7 @@ def write_credentials(access_key: str = ACCESS_KEY) -> None:
 
 
 def client(url: str, service: str = "kinesis") -> Any:
-    """A client of a server, for what tests do to it themselves."""
+    """Return a client for the test's own requests to a server."""
     import boto3
     from botocore.config import Config
 

@@ -1,4 +1,4 @@
-"""Committed output by the ledger alone: what tests compare readers and rewriting with."""
+"""Committed output according to the ledger alone, for comparison with readers and rewriting."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ledger_files(
 def ledger_paths(
     store: Ledger, key: GroupKey, output_root: Output, shard: ShardId | None = None
 ) -> list[str]:
-    """Return the paths of those of records."""
+    """Return the paths of files with records."""
     return [str(each.path) for each in ledger_files(store, key, output_root, shard)]
 
 

@@ -1,4 +1,4 @@
-"""The clock of tests: seconds that pass only when a test says so."""
+"""The clock of tests: seconds that pass only when a test advances it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class ManualClock:
-    """Monotonic seconds that a test moves.
+    """Monotonic seconds that a test advances.
 
     Attributes:
         now_s: the reading.
-        step_s: by which it also moves at every reading.
+        step_s: the seconds that each reading adds.
     """
 
     now_s: float = 1_000.0

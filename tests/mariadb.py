@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 
 def available() -> bool:
-    """Tell if a MariaDB server is installed."""
+    """Return True if a MariaDB server is installed."""
     return program("mariadbd") is not None and program("mariadb-install-db") is not None
 
 

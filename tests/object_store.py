@@ -1,6 +1,6 @@
-"""An object store on the loopback: moto's server, with a clock that a test may set.
+"""An object store on the loopback: moto's server, with a clock that a test can set.
 
-Whoever is to reach it needs its address in the environment, Spark's workers included.
+Clients, Spark's workers included, need its address in the environment.
 """
 
 from __future__ import annotations

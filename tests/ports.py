@@ -14,10 +14,10 @@ _places = itertools.count(os.getpid())
 
 
 def free_port() -> int:
-    """A port that nobody listens on and nobody is given before it is used.
+    """Return a port that no process listens on and that is not returned twice.
 
-    A port that the system picks may be picked again between its choice and its use. Here every
-    test process has every sixteenth port for itself, and hands none out twice for a long time.
+    A port that the system picks can be picked again between its choice and its use. Here every test
+    process has every sixteenth port, and returns none twice for a long time.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
     while True:

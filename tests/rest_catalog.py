@@ -1,7 +1,7 @@
-"""A stand-in for a catalog's REST service: the few requests that a publisher makes of one.
+"""A stand-in for a catalog's REST service: the few requests that a publisher sends.
 
-No server that keeps a table where the client wants it can be installed from a package index. What
-it answers is PyIceberg's SQL catalog over a file, in the words of Iceberg's REST specification.
+No package index has a server that keeps a table where the client wants it. PyIceberg's SQL catalog
+over a file answers here, in the form of Iceberg's REST specification.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Commits:
     """How a service answers commits.
 
     Attributes:
-        status: instead of the true one; 0 closes the connection without an answer.
-        takes: True if it carries out what it answers so.
-        requests: the bodies of all that came.
+        status: the status of the reply; 0 closes the connection without a reply.
+        takes: True if it carries out the commits that it answers like this.
+        requests: the bodies of all requests.
     """
 
     status: int | None = None

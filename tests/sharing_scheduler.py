@@ -22,10 +22,10 @@ SHARED = {
 
 
 class SharingScheduling(LoadFileScheduling):
-    """Gives each file to one process, and to one of them all files with one of these in common.
+    """Gives each file to one process, and all files that share a slow server to the same one.
 
-    Every process that needs Spark's server would start one of its own, and so with the deployment
-    whose pages are looked at: each costs as much as dozens of tests.
+    Otherwise every process that needs Spark's server, or the deployment of the page tests, would
+    start another one, which costs as much as dozens of tests.
     """
 
     @override
@@ -39,7 +39,7 @@ class SharingScheduling(LoadFileScheduling):
 
 @cache
 def shared_by(file: str) -> str | None:
-    """Return what the tests of a file share with those of others."""
+    """Return the slow servers that the tests of a file share with other files."""
     text = (ROOT / file).read_text(encoding="utf-8")
     uses = (
         name

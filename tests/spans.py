@@ -1,4 +1,4 @@
-"""Spans that are made while a test looks, in memory, by the SDK that a user would set up."""
+"""Spans of a test, in memory, recorded by the SDK that a user would set up."""
 
 from __future__ import annotations
 

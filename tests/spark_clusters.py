@@ -1,4 +1,4 @@
-"""Spark that is not this project's: a standalone cluster, and a Connect server of its own."""
+"""External Spark: a standalone cluster, and a separate Connect server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_THIS_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV", "SPARK_HOME", "PYSPARK_PYTHON")
 
 
 def bare_python() -> Path:
-    """Return a Python that has PySpark and pyarrow, and nothing else.
+    """Return a Python that has only PySpark and pyarrow.
 
     Raises:
         PackagesMissing: they cannot be installed here.
@@ -62,10 +62,11 @@ def standalone_cluster(
     """Run a master and workers with one core each; yield the address.
 
     Args:
-        folder: of the logs, `master.log` and `worker-N.log`, and of what workers write.
-        environment: of their processes.
+        folder: the folder of the logs, `master.log` and `worker-N.log`, and of files of the
+            workers.
+        environment: the environment of their processes.
         program: Spark's `spark-class`.
-        workers: their number.
+        workers: the number of workers.
     """
     variables = {
         # Spark would bind to the address of another interface.

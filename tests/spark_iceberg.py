@@ -1,8 +1,8 @@
-"""A Spark that is not ours: 3.5 with Iceberg's own runtime, in an environment of its own.
+"""A separate Spark: 3.5 with Iceberg's runtime, in its own environment.
 
-Iceberg's runtime has no release for the Spark of this project yet, and the jar is on the package
-index only inside a package of somebody else's, which later versions of it strip of classes. So is
-Hadoop's client of S3: H2O's jar has it, with Amazon's SDK and all of the Hadoop that it belongs to.
+Iceberg's runtime has no release for the Spark of this project yet, and the package index has its
+jar only inside another project's package, whose later versions lack some classes. The same is true
+of Hadoop's S3 client: H2O's jar has it, with Amazon's SDK and the Hadoop that it needs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def without_spark_connect() -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables for it: what the tests' own Spark was told is not for this one."""
+    """Return its variables, without the settings of the tests' own Spark."""
     own = ("SPARK_HOME", "PYTHONPATH")
     shared = without_spark_connect().items()
     return {name: text for name, text in shared if name not in own} | {"TZ": "UTC"}

@@ -1,4 +1,4 @@
-"""A record of what this process syncs to the disk, for tests of what a power failure leaves."""
+"""A record of the files that this process syncs, for tests of power failures."""
 
 from __future__ import annotations
 

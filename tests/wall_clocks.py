@@ -1,9 +1,9 @@
-"""Wall clocks of their own for processes, by a library that is loaded before all others.
+"""Separate wall clocks for processes, by a library that is loaded before all others.
 
-What it shifts is the time of day that Python's code sees, in every process of a host; monotonic
-clocks stay as they are. Debian's `libfaketime` does so for all libraries, and hands each wait that
-has a limit a wrong time: a thread of Python that waits for its turn then never sleeps, a process of
-several threads is held up for minutes, and `time.sleep` fails or returns at once.
+It shifts the time of day that Python's code sees, in every process of a host; monotonic clocks are
+unchanged. Debian's `libfaketime` shifts the time for all libraries, and gives each wait with a
+timeout a wrong time: a waiting thread of Python then never sleeps, a process of several threads is
+delayed for minutes, and `time.sleep` fails or returns at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class WallClock:
     """The wall clock of one host.
 
     Attributes:
-        library: that shows it.
-        offset: the file that says how far it is ahead of this machine's.
+        library: the library that shows it.
+        offset: the file with its difference from this machine's clock.
     """
 
     library: Path
@@ -64,7 +64,7 @@ class WallClock:
         return {"LD_PRELOAD": str(self.library), "TEST_WALL_CLOCK": str(self.offset)}
 
     def step(self, *, minutes: int) -> None:
-        """Set the clock that far ahead of this machine's, or behind it."""
+        """Set the clock ahead of or behind this machine's by these seconds."""
         # Processes have the file mapped: it is written in place.
         with self.offset.open("r+b" if self.offset.exists() else "wb", buffering=0) as file:
             file.write(struct.pack("q", minutes * 60))

@@ -1,7 +1,7 @@
-"""A transform that waits in the middle of the Spark jobs of one node, as a test tells it.
+"""A transform that a test can hold in the middle of the Spark jobs of one node.
 
-Below the folder that `LEASEHOLD_TEST_HOLDS` names, each node has a folder of its own: see
-`held_stream` for the files in it.
+Below the folder that `LEASEHOLD_TEST_HOLDS` names, each node has a folder: see `held_stream` for
+the files in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A stream whose first batch stops in the middle of its Spark job, and what became of it.
+"""A stream whose first batch a test can hold in the middle of its Spark job.
 
 A file named `hold` in the home makes every task that reads wait after its first rows. The task
-says so by making a file of its own, `held-<shard>`; it continues when `hold` is gone.
+creates a file `held-<shard>`, and continues when `hold` is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Definitions of the test of a Kinesis stream: those of the settings, made slow."""
+"""The definitions of the settings, made slow, for the test of a Kinesis stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Running `leasehold` as a user does: a process of its own, its output, and what it leaves."""
+"""Runs `leasehold` in a separate process, as a user does, and checks its output and its
+leftovers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Finished:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a command, without settings of whoever runs the tests."""
+    """The environment of a command, without the settings of the user who runs the tests."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""A project's definitions: two builds of streams, and things of its own under common names."""
+"""A project's definitions: two builds of streams, and the project's assets with common names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definitions of a second code location of one deployment, with a stream of its own."""
+"""The definitions of a second code location of one deployment, with another stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of the nodes of a deployment, each with what the others have to make of it."""
+"""Changes of the nodes of a deployment, each with the expected reaction of the others."""
 
 from __future__ import annotations
 

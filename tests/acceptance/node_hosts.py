@@ -1,6 +1,6 @@
-"""Hosts of a deployment as the commands that run on them, and what a test waits for.
+"""Hosts of a deployment as the commands that run on them, and waits for their state.
 
-The first one has Dagster's daemon and a node; each of the others has a node.
+The first host has Dagster's daemon and a node. Each other host has a node.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Hosts:
     """The hosts and the commands that run on them.
 
     Args:
-        folder: of all homes.
-        broker: of the topic.
-        database: of leases and of Dagster's storage.
+        folder: the folder of all homes.
+        broker: the broker of the topic.
+        database: the database of leases and of Dagster's storage.
         stack: ends the commands.
-        variables: those that the processes of a node's host have beside the others.
+        variables: more environment variables for the processes of the nodes.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Hosts that share a database, an object store and Kafka alone, and what a test sees of them.
+"""Hosts that share only a database, an object store and Kafka, and checks of their results.
 
-Each host is a home of its own on this machine.
+Each host is a separate home on this machine.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ lease_timeout_s = {timeout_s}
 
 
 def make_home(home: Path, output: str, broker: str, transform: str = "") -> None:
-    """Make a host's home: what it consumes, in small batches, and where output goes.
+    """Create a host's home with its source, small batches and output.
 
     Args:
         home: the new folder.
         output: the place of all committed output.
-        broker: of the topic.
-        transform: of records, as `module.function`; records stay as they are without one.
+        broker: the broker of the topic.
+        transform: the transform as `module.function`; without one, records stay unchanged.
     """
     module, _, function = transform.rpartition(".")
     stream = stream_text(
@@ -68,7 +68,7 @@ def make_home(home: Path, output: str, broker: str, transform: str = "") -> None
 
 
 def join_dagster(home: Path) -> None:
-    """Write the file that an agent needs, as the guide for many hosts says."""
+    """Write the file that an agent needs, as the guide for several hosts says."""
     folder = Settings(home=home).dagster_home
     folder.mkdir()
     (folder / INSTANCE_FILE).write_text(production_text())
@@ -98,7 +98,7 @@ class Writer:
         self.stop()
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._stopping.set()
         self._thread.join()
 
@@ -233,5 +233,5 @@ class Watched:
 
 
 def files_of_runs(home: Path, runs: set[str]) -> list[Path]:
-    """Return what Dagster keeps of runs in a home's folder."""
+    """Return the files of runs that Dagster keeps in a home's folder."""
     return [path for path in Settings(home=home).dagster_home.rglob("*") if path.name in runs]

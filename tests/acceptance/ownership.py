@@ -1,4 +1,4 @@
-"""How long shards had no owner, or no run, as the journal tells it."""
+"""Measures from the journal how long shards had no owner or no run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A stream whose transform and hook a test changes while it runs, by files in the home.
+"""A stream whose transform and hook a test controls by files in the home.
 
-`prefix` holds what today's transform puts before each value. The hook appends a line to `told` for
-each call, and raises while there is a file `refuse`.
+The transform puts the content of `prefix` before each value. The hook appends a line to `told` for
+each call, and raises an error while the file `refuse` exists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORDS_MAX = 40
 
 
 class TodaysTransform:
-    """Puts what the file `prefix` holds before each value."""
+    """Puts the content of the file `prefix` before each value."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -42,7 +42,7 @@ class TodaysTransform:
 
 
 class NotingHook:
-    """Notes each call in the file `told`, and raises while there is a file `refuse`."""
+    """Records each call in the file `told`, and raises an error while the file `refuse` exists."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

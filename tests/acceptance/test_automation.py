@@ -71,7 +71,9 @@ def test_downstream_assets_run_after_commits_of_their_stream(tmp_path: Path) -> 
 
 
 def looked(deployment: DagsterDeployment) -> None:
-    """Wait until the daemon has looked at the conditions once more, and begins the next look."""
+    """Wait until the daemon has evaluated the conditions once more, and starts the next
+    evaluation.
+    """
     ticks = "ticks(limit: 50) { timestamp }"
 
     def newest() -> list[float]:

@@ -42,7 +42,7 @@ pytestmark = [
 
 
 def backfill(deployment: DagsterDeployment, *shards: str, **config: Any) -> str:
-    """Launch what the dialog of the asset's page launches; the backfill's id."""
+    """Launch the backfill that the dialog of the asset's page launches, and return its id."""
     op = asset_op_name(stream_of(deployment.settings))
     params = {
         "assetSelection": [{"path": [STREAM]}],
@@ -134,7 +134,7 @@ def test_a_backfill_replays_shards_while_consumption_continues(tmp_path: Path) -
 
 
 def check_held_back(store: LeaseStore) -> None:
-    """A hook that raises holds back its own calls, and nothing of what is consumed."""
+    """A hook that raises delays only its own calls, and no consumption."""
 
     def failed() -> bool:
         waiting = store.waiting_events(KEY, EventKind.HOOK)
@@ -151,7 +151,7 @@ def hook_is_done(store: LeaseStore, home: Path) -> bool:
 
 
 def check_refused(deployment: DagsterDeployment, store: LeaseStore) -> None:
-    """The second replay of a shard, while somebody's first is under way."""
+    """The second replay of a shard fails while the first one is in progress."""
     store.claim_rewrite(KEY, ShardId("2"), "somebody-else", RewriteKind.REPLAY)
     second = backfill(deployment, "2", **{"from": "begin"})
     assert ended(deployment, second) == "COMPLETED_FAILED"
@@ -162,7 +162,7 @@ def check_refused(deployment: DagsterDeployment, store: LeaseStore) -> None:
 def check_what_retention_removed(
     deployment: DagsterDeployment, log: LocalLog, store: LeaseStore
 ) -> None:
-    """Batches whose records are gone keep their output, and the materialization says so."""
+    """Batches with removed records keep their output, and the materialization reports them."""
     log.retain("1", str(RECORDS + NEWER))
     late = backfill(deployment, "1", **{"from": "begin"})
     assert ended(deployment, late) == "COMPLETED_SUCCESS"

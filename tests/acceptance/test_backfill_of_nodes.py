@@ -1,4 +1,4 @@
-"""Backfills of three nodes, each with a code server of its own: runs on each, killed, canceled."""
+"""Backfills of three nodes with separate code servers: runs on each, killed, canceled."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Scene:
-    """Sixty shards that three nodes hold; nobody consumes but for the runs of backfills."""
+    """Sixty shards that three nodes hold; only runs of backfills consume them."""
 
     deployment: DagsterDeployment
     instance: DagsterInstance
@@ -265,7 +265,7 @@ def test_a_backfill_with_config_replays_on_each_node(scene: Scene) -> None:
 
 
 def test_a_killed_run_leaves_its_partitions_to_the_next_backfill(scene: Scene) -> None:
-    """The runs of the other nodes continue, and what they make counts."""
+    """The runs of the other nodes continue, and their results count."""
     scene.append()
     scene.hold.touch()
     backfill = scene.backfill()

@@ -51,9 +51,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def content(home: Path) -> dict[str, bytes]:
-    """Return all that a home holds: the rows of its store, and the bytes of its other files.
+    """Return the content of a home: the rows of its store, and the bytes of its other files.
 
-    What Python compiles of the module that declares the streams is left out.
+    Files that Python compiles are left out.
     """
     held: dict[str, bytes] = {}
     for path in sorted(home.rglob("*")):
@@ -68,7 +68,7 @@ def content(home: Path) -> dict[str, bytes]:
 
 
 def run(home: Path, command: str, **variables: str) -> Finished:
-    """Run a command on a home, in this process, with the environment of one of its own and more."""
+    """Run a command in this process on a home, with the given environment variables."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(home.parent),
@@ -171,7 +171,7 @@ def test_a_missing_log_is_one_sentence(home: Path) -> None:
 
 
 def test_an_append_detects_a_damaged_segment(home: Path, tmp_path: Path) -> None:
-    """Goal: nothing is appended behind damage, and nothing of the file is thrown away."""
+    """Goal: no record is appended after damage, and no part of the file is dropped."""
     (tmp_path / "in.log").write_bytes(b"x\ny\n")
     folder = home / "logs" / "demo" / "shards" / "0"
     segment = max(folder.iterdir(), key=lambda path: path.stat().st_size)
@@ -274,7 +274,7 @@ class TestMariaDB:
 
 
 def test_cat_names_a_missing_committed_file(home: Path, tmp_path: Path) -> None:
-    """Goal: output that somebody deleted is never passed over in silence."""
+    """Goal: missing output is never skipped silently."""
     from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
     from dagster_leasehold.lease_store.ledger_rows import (

@@ -90,7 +90,7 @@ def goes_on_after_its_shard(
 
 
 def launch(deployment: DagsterDeployment, partition: str, *assets: str) -> str:
-    """Launch what a click on several assets launches; the run's id."""
+    """Launch the run that a click on several assets launches, and return its id."""
     params = {
         "selector": {
             "repositoryLocationName": "leasehold",

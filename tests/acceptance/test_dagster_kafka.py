@@ -1,4 +1,4 @@
-"""A Kafka topic consumed by real Dagster processes: it grows meanwhile, and runs are killed."""
+"""A growing Kafka topic is consumed by real Dagster processes, and runs are killed."""
 
 from __future__ import annotations
 

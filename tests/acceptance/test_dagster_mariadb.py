@@ -85,7 +85,7 @@ def leases_elsewhere(request: pytest.FixtureRequest) -> str:
 def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
     tmp_path: Path, mariadb: MariaDB, mariadb_url: str, dagster_database: dict[str, str]
 ) -> None:
-    """Kill -9 a run while its Spark job writes; the next run repeats its range, and no more."""
+    """Kill -9 a run while its Spark job writes; the next run repeats exactly its range."""
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a", "node-b"))
     log = LocalLog.create(home / "logs" / STREAM, SHARDS)
@@ -143,7 +143,7 @@ def assert_shared(store: LeaseStore) -> None:
 
 
 def assert_seen_by_users(deployment: DagsterDeployment, instance: DagsterInstance) -> None:
-    """Every partition is green in Dagster, with the figures of what was consumed."""
+    """Every partition is green in Dagster and has the expected metadata."""
     key = dg.AssetKey([STREAM])
     query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
         ... on AssetNode { partitionStats { numMaterialized numFailed numPartitions } } } }"""
@@ -165,7 +165,7 @@ def assert_seen_by_users(deployment: DagsterDeployment, instance: DagsterInstanc
 
 
 def assert_nowhere(home: Path, secret: str) -> None:
-    """No file that the processes left behind holds the database's password."""
+    """No file that the processes left contains the password of the database."""
     for path in home.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

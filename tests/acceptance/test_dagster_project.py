@@ -36,7 +36,7 @@ class Project(Terminal):
     """The project of the page, which is not installed, and the terminal that is open in it."""
 
     def write(self, blocks: Iterable[str]) -> None:
-        """Write the files of the page: those whose first line says where they are."""
+        """Write the files of the page whose first line has their path."""
         for block in blocks:
             first, _, text = block.partition("\n")
             if first.startswith("# src/"):

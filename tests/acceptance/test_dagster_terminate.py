@@ -1,4 +1,6 @@
-"""Terminating a run from the web page: it lets go at once, and nothing is lost or doubled."""
+"""A run that is terminated from the web page releases its shards, and loses or duplicates
+nothing.
+"""
 
 from __future__ import annotations
 

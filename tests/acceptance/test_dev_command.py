@@ -1,4 +1,4 @@
-"""`leasehold dev` on a home: it consumes, shows what it did, and ends with all it started."""
+"""`leasehold dev` on a home: it consumes, shows progress, and ends with all its processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def open_pages(dev: Running) -> str:
-    """Return the address, once the command has said it."""
+    """Return the address once the command has printed it."""
     dev.until(lambda: "Open http://127.0.0.1:" in dev.text, timeout_s=120)
     return dev.text.split("Open ")[1].split(" in")[0]
 

@@ -1,4 +1,4 @@
-"""Commands on a disk that is full, or that may only be read: real mounts, seen by no one else."""
+"""Commands on a full or read-only disk, as real mounts that no other process sees."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_no_process_starts_on_a_full_disk(tmp_path: Path, command: str) -> None:
 
 @pytest.mark.parametrize("somebody_writes", [pytest.param(False, marks=pytest.mark.release), True])
 def test_a_read_only_home_can_be_read(tmp_path: Path, somebody_writes: bool) -> None:
-    """A look may not need to write, whether the store is at rest or open in another process."""
+    """Reading needs no write, whether the store is closed or open in another process."""
     (tmp_path / "in.log").write_bytes(b"one\ntwo\n")
     opened = (
         "python3 -c \"import sqlite3, time; c = sqlite3.connect('home/leases.db', "

@@ -110,7 +110,7 @@ def prepare(terminal: Terminal) -> None:
 
 @contextmanager
 def at_work(terminal: Terminal, command: str) -> Generator[Running]:
-    """A deployment that a command of the page starts; it is told to end at the end."""
+    """A deployment that a command of the page starts; it is stopped at the end of the block."""
     with running(
         *shlex.split(command), folder=terminal.folder, program=(), **terminal.variables
     ) as process:

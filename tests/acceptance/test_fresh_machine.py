@@ -1,7 +1,7 @@
-"""Set-up on machines that lack something: one sentence, and nothing half done.
+"""Set-up on machines that lack a program: one sentence, and no partial installation.
 
-Method: the project's set-up files in an empty folder, and a search path that holds only the
-programs that a bare machine has, so that what is missing really is missing.
+Method: the project's set-up files in an empty folder, and a search path with only the programs of a
+bare machine, so that other programs are really missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BARE_PROGRAMS = (
 
 
 class Machine:
-    """A folder with the set-up files, and a search path of its own."""
+    """A folder with the set-up files, and a separate search path."""
 
     def __init__(self, folder: Path) -> None:
         self.project = folder / "project"
@@ -57,7 +57,7 @@ class Machine:
         )
 
     def failure(self, *command: str, **variables: str) -> str:
-        """The one sentence that a failing command prints; what make adds is left out."""
+        """Return the one sentence that a failing command prints, without the output of make."""
         done = self.run(*command, **variables)
         assert done.returncode != 0, done.stdout
         lines = [line for line in done.stderr.splitlines() if not line.startswith("make")]

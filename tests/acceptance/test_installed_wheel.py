@@ -174,7 +174,7 @@ def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    """Goal: whoever builds from the published sources gets every room, too."""
+    """Goal: a build from the published sources contains every package."""
 
     with tarfile.open(build("sdist", ROOT, tmp_path)) as sources:
         sources.extractall(tmp_path, filter="data")

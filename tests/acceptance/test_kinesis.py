@@ -117,7 +117,7 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
 
 
 def assert_nowhere(home: Path, secret: str) -> None:
-    """No file that the processes left behind holds a secret."""
+    """No file that the processes left contains a secret."""
     for path in home.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path

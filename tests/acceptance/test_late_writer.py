@@ -95,7 +95,7 @@ def test_files_of_a_job_that_outlives_its_host_are_never_committed(
 
 
 def attempts_of_the_dying(watched: Watched) -> set[str]:
-    """Return the beginnings of the names of what its runs write at this moment."""
+    """Return the name prefixes of the attempts that the runs of a host are writing now."""
     intents = watched.store.batches(KEY, state=BatchState.INTENT)
     attempts = {attempt_label(each.run) for each in intents if each.holder == DYING}
     assert attempts

@@ -89,8 +89,9 @@ def over(store: LeaseStore) -> set[str]:
 def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Method: the first Spark job is kept waiting in the service; then a shard is split, one child
-    is merged with its neighbour, all are written to meanwhile, and the run is killed."""
+    """Method: the service delays the first Spark job. Then a shard is split, one child is merged
+    with its neighbour, records are written to all shards, and the run is killed.
+    """
     home = tmp_path / "home"
     settings = Settings(home=home)
     server = SlsServer(PROJECT)

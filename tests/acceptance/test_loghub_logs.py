@@ -1,7 +1,7 @@
-"""Real logs go through line for line; a generated one of the same awkwardness where there is none.
+"""Real logs are read line for line; without them, a generated log that is as irregular.
 
-The logs are those of the public LogHub collection: CRLF line ends, and bare carriage returns
-within lines. Their folder is named by LEASEHOLD_TEST_LOGS.
+The real logs are those of the public LogHub collection: CRLF line ends, and bare carriage returns
+within lines. LEASEHOLD_TEST_LOGS names their folder.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def scrape(address: str) -> Samples:
 
 
 def test_a_scrape_matches_the_lease_store(tmp_path: Path) -> None:
-    """Goal: totals grow with what is committed, and a take-over and a lag are seen."""
+    """Goal: totals grow with commits, and a take-over and a lag are shown."""
     home = ConsumedHome(tmp_path)
     home.append(10)
     home.consume("run-1")

@@ -1,4 +1,4 @@
-"""A deployment on real processes as whoever is on call sees it: metrics, dashboard and traces."""
+"""Metrics, dashboard and traces of a deployment on real processes."""
 
 from __future__ import annotations
 

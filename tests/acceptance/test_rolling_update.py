@@ -31,8 +31,8 @@ def test_no_shard_is_without_an_owner_for_longer_than_a_tick(
 ) -> None:
     """Goal: daemon and three nodes are replaced in turn, and each shard keeps an owner.
 
-    The order is that of docs/how-to/deploy.md: the daemon first, and the next one is told to end as
-    soon as the one before it says that it is ready.
+    The order is that of docs/how-to/deploy.md: the daemon first, and each node is stopped as soon
+    as the one before it is ready.
     """
     with KafkaBroker() as broker, ExitStack() as stack:
         writer = Writer(broker)

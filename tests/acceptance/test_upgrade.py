@@ -1,7 +1,7 @@
 """A deployment that is upgraded node by node while it consumes.
 
-Each release is a wheel in an environment of its own. The leases are on MariaDB, Dagster's storage
-is the SQLite of the home, and the log is a topic of Kafka that is written all the time.
+Each release is a wheel in a separate environment. The leases are on MariaDB, Dagster's storage is
+the SQLite of the home, and records are written to a Kafka topic all the time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def upgrade():
 
 @dataclass(frozen=True)
 class Deployment:
-    """A home and a database, and what the programs of any release do with them."""
+    """A home and a database, and the programs of each release that use them."""
 
     home: Path
     url: str
@@ -150,7 +150,7 @@ class Deployment:
         command.until(lambda: set(self.check_points().values()) == {writer.written}, WAIT_S)
 
     def assert_all_is_there_once(self, program: Path, writer: Writer) -> None:
-        """Compare what was written with the table, the ledger, and each other."""
+        """Compare the written records with the table and the ledger."""
         self.done(program, "table", "create", STREAM)
         self.done(program, "verify")
         rows = [json.loads(line) for line in self.done(program, "cat", STREAM).splitlines()]

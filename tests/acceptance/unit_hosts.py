@@ -1,7 +1,7 @@
 """Hosts on which the commands of the shipped systemd units run, without systemd.
 
-Each unit's words, environment and time to stop are those of its file. Only what an operator names
-is the test's: addresses, folders, and ports, since the hosts are homes on one machine.
+Each unit's command, environment and time to stop are those of its file. The test sets only what an
+operator sets: addresses, folders, and ports, because the hosts are homes on one machine.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class UnitHosts:
     """One host with the daemon, and one for each node.
 
     Args:
-        folder: of all homes.
-        broker: of the topic.
-        database: of leases and of Dagster's storage.
+        folder: the folder of all homes.
+        broker: the broker of the topic.
+        database: the database of leases and of Dagster's storage.
         stack: ends the commands.
-        transform: of the stream, as `module.function`.
-        variables: those that the units have beside the others.
+        transform: the transform of the stream, as `module.function`.
+        variables: more environment variables for the units.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class UnitHosts:
         return self._start(words, self.homes[node])
 
     def wait_until_ready(self, home: Path, command: Running) -> None:
-        """Wait for the page by which an orchestrator continues."""
+        """Wait for the health page that an orchestrator waits for."""
         page_at = f"http://{HOST}:{self._health[home]}{READINESS}"
 
         def ready() -> bool:
@@ -119,21 +119,21 @@ class UnitHosts:
         command.until(ready, START_S)
 
     def stop(self, node: str, command: Running) -> None:
-        """Tell a node's agent alone to end, as the unit does, and let it end what it started."""
+        """Stop a node's agent as its unit does, and let it end the processes that it started."""
         stop_s = systemd_units.stop_s(NODE)
         assert stop_s is not None
         assert command.end(signal.SIGTERM, stop_s) == 0, command.text
         assert processes_of(self.homes[node]) == [], "nothing is left to be killed"
 
     def stop_daemon(self, command: Running) -> None:
-        """Tell Dagster's daemon alone to end, as the unit does; its code server ends with it."""
+        """Stop Dagster's daemon as its unit does; its code server ends with it."""
         stop_s = systemd_units.stop_s(DAEMON)
         assert stop_s is not None
         command.end(signal.SIGTERM, stop_s)
         assert_nothing_runs(self.first)
 
     def end(self, daemon: Running, nodes: Mapping[str, Running]) -> None:
-        """End all units; nothing runs any more, and journal and ledger keep the promises."""
+        """End all units; no process is left, and `verify` finds no violation."""
         for node, command in nodes.items():
             self.stop(node, command)
         self.stop_daemon(daemon)

@@ -1,7 +1,7 @@
-"""A terminal in an environment with the wheel, and with nothing else of this project.
+"""A terminal in an environment with only the wheel of this project.
 
-`pip install` of the pages stands for itself by the wheel: it is installed without an index, beside
-the dependencies of the tests' own environment.
+The wheel replaces the `pip install` of the pages: it is installed without an index, beside the
+dependencies of the tests' environment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Terminal:
         return own | {"DAGSTER_DISABLE_TELEMETRY": "yes"} | self.exported
 
     def type(self, command: str, *, code: int = 0, timeout_s: float = 120) -> str:
-        """Run a command to its end; return what it prints, with the errors of one that fails."""
+        """Run a command to its end; return its output, with the errors of a failing one."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,

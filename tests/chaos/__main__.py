@@ -1,9 +1,9 @@
-"""`make chaos`: kills and freezes at seeded random, until as many of each have happened as asked.
+"""`make chaos`: kills and freezes at seeded random, until the requested number of each.
 
-LEASEHOLD_CHAOS_SEED, LEASEHOLD_CHAOS_KILLS, LEASEHOLD_CHAOS_FREEZES and LEASEHOLD_CHAOS_MINUTES
-(no further round after so many) say what to play; LEASEHOLD_CHAOS_TIMEOUT_S is the lease timeout.
-The choice of incidents follows the seed; the steps that they meet do not. With
-LEASEHOLD_CHAOS_RESULTS, what was played is added to a file, and the next call continues from there.
+LEASEHOLD_CHAOS_SEED, LEASEHOLD_CHAOS_KILLS, LEASEHOLD_CHAOS_FREEZES and LEASEHOLD_CHAOS_MINUTES (no
+round starts after that time) are the options; LEASEHOLD_CHAOS_TIMEOUT_S is the lease timeout. The
+seed decides the incidents, but not the steps that they interrupt. With LEASEHOLD_CHAOS_RESULTS,
+results are added to a file, and the next call continues from there.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Processes:
         return f"{'freeze' if self.freeze else 'kill'} {self.whom.split('-')[0]}"
 
     def strike(self, world: World) -> None:
-        """Strike now, or as soon as there is somebody: no run begins while an agent is frozen."""
+        """Strike now, or as soon as a run exists: no run starts while an agent is frozen."""
         self._pids = self._chosen(world)
         self._send(signal.SIGSTOP if self.freeze else signal.SIGKILL)
         self._since = time.monotonic()

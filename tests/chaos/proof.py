@@ -12,7 +12,7 @@ from tests.ledger_output import ledger_records
 
 
 class Proof:
-    """Checks the output as it grows; what was right once is read again at the end only."""
+    """Checks the output as it grows; records that were verified are read again only at the end."""
 
     def __init__(self, store: LeaseStore, output: Output) -> None:
         self._store = store
@@ -25,7 +25,9 @@ class Proof:
         return sum(self._checked.values())
 
     def violations(self) -> list[str]:
-        """Return what is wrong now: the ledger is proved whole, the files since the last time."""
+        """Return the current violations: of the whole ledger, and of the files since the
+        last call.
+        """
         sentences = [str(violation) for violation in verify(self._store, KEY)]
         for batch in sorted(self._store.batches(KEY), key=lambda batch: batch.sequence):
             at = self._checked.get(batch.shard, 0)

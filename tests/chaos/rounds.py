@@ -67,7 +67,9 @@ def _strike(world: World, wave: Sequence[Incident]) -> list[Incident]:
 
 
 def _prove(world: World, tally: Tally, name: str, *, finally_: bool = False) -> None:
-    """Tally what is broken now; a store that does not answer is no violation before the end."""
+    """Record the current violations; a store that does not answer is no violation before
+    the end.
+    """
     try:
         sentences = world.proof.violations()
     except LeaseholdError as error:
@@ -77,7 +79,7 @@ def _prove(world: World, tally: Tally, name: str, *, finally_: bool = False) -> 
 
 
 def finish(world: World, tally: Tally) -> None:
-    """Stop writing, read all of it, and look at every record once more."""
+    """Stop writing, consume all records, and check every record once more."""
     world.writer.stop()
     goal = world.writer.written()
     world.wait("the last record", lambda: not world.unread(goal), PATIENCE_S)

@@ -1,8 +1,7 @@
-"""The stream that is consumed while things break: record n of shard s has the value `s:n`.
+"""The stream that is consumed during incidents: record n of shard s has the value `s:n`.
 
-Its runs follow their shards, and wait between two batches most of the time. On one of the two
-nodes they go the way of DataFrames and on the other that of Arrow, so that each way takes over
-what the other one has begun.
+Its runs follow their shards, and wait between two batches most of the time. One of the two nodes
+has a DataFrame transform and the other an Arrow transform, so that each continues the other's work.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def log_folder(home: Path) -> Path:
 
 
 def unchanged(rows: Any) -> Any:
-    """Return a DataFrame as it is."""
+    """Return a DataFrame unchanged."""
     return rows
 
 

@@ -14,11 +14,11 @@ class Tally:
     """The incidents so far.
 
     Attributes:
-        recovered_s: for each kind of incident, from the end of its round's last incident until
-            everything that was written before was committed.
-        missed: kinds of incidents that were asked for and did not come about.
+        recovered_s: for each kind of incident, the seconds from the end of its round's last
+            incident until all records that were written before it were committed.
+        missed: the kinds of requested incidents that did not happen.
         violations: sentences, with the round that showed them.
-        records: the number that was looked at, each of them in its place once.
+        records: the number of verified records.
     """
 
     recovered_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))

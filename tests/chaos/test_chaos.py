@@ -68,10 +68,11 @@ ROUNDS: list[list[list[Incident]]] = [
 
 
 def test_every_incident_leaves_each_record_once(tmp_path: Path) -> None:
-    """Method: a steady writer; rounds of incidents; after each round the ledger and the output.
+    """Method: a steady writer; rounds of incidents; after each round, ledger and output are
+    checked.
 
-    Steps that are not killed here are killed where it is cheaper: `test_crash_windows.py` for
-    those of a batch, `test_planning_killed.py` for those of a plan.
+    Steps that are not killed here are killed where it is cheaper: `test_crash_windows.py` for the
+    steps of a batch, `test_planning_killed.py` for the steps of a plan.
     """
     tally = Tally()
     with chaos_world(tmp_path / "home") as world:

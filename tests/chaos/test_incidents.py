@@ -1,4 +1,4 @@
-"""Incidents that can happen at the same time, and those that cannot."""
+"""Incidents that can and cannot happen at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_database_has_one_incident_at_a_time() -> None:
 
 
 def test_an_incident_waits_until_its_run_has_started() -> None:
-    """Waiting for it in `strike` would keep what else is frozen in the same wave frozen."""
+    """If `strike` waited for the run, other incidents of the wave would last as long."""
 
     class Runs:
         begun: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Parts of a campaign add up, and their sum says how much is left."""
+"""Results of parts of a campaign are added up, and the sum shows how much is left."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Two real Dagster deployments that share one group, a real database, and what keeps them up.
+"""Two real Dagster deployments that share one group and a real database, kept running.
 
-Deployment `a` keeps its node alive by itself, and its code server takes the runs; the node of
-deployment `b` has an agent. A process that dies is started again, as a service manager would do;
-nothing else is repaired.
+The sensor and the runs of deployment `a` send the beats of its node, and its code server starts
+runs. The node of deployment `b` has an agent. A process that dies is restarted, as by a service
+manager; nothing else is repaired.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Service(ChildProcess):
         return self._process.pid
 
     def restart_if_dead(self) -> bool:
-        """Start it again without touching what it left running; whether it was dead."""
+        """Restart a dead service without touching processes that it left; return True if it was
+        dead.
+        """
         if self.exit_code() is None:
             return False
         self.__enter__()
@@ -68,11 +70,11 @@ class Service(ChildProcess):
 
 @dataclass
 class World:
-    """Everything that runs, and the ways to look at it.
+    """All processes, and ways to check them.
 
     Attributes:
         services: `code-a`, `daemon-a`, `agent-b` and so on.
-        restarts: how often each was started again.
+        restarts: the number of restarts of each.
     """
 
     home: Path
@@ -101,7 +103,7 @@ class World:
             self.restarts["database"] = self.restarts.get("database", 0) + 1
 
     def wait(self, what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
-        """Return the first true value of a probe, with everything kept up meanwhile."""
+        """Return the first true value of a probe, and restart dead services until then."""
         deadline = time.monotonic() + timeout_s
         while not (outcome := probe()):
             if time.monotonic() > deadline:

@@ -13,7 +13,7 @@ RECORDS, EVERY_S = 40, 0.5
 
 
 class SteadyWriter:
-    """Appends to every writable shard, all the time, on a thread of its own."""
+    """Appends to every writable shard all the time, on a separate thread."""
 
     def __init__(self, home: Path) -> None:
         self.log = LocalLog.create(log_folder(home), SHARDS)

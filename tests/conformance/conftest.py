@@ -74,7 +74,7 @@ def store(
     stores: dict[str, LeaseStore],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> LeaseStore:
-    """A store of each kind; cases share it, each in a stream of its own."""
+    """A store of each kind; tests share it, each with a separate stream."""
     kind = request.param
     if kind not in stores:
         if kind == "memory":

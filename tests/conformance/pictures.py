@@ -1,4 +1,4 @@
-"""A planner's picture of a group: read once, and then only what changed."""
+"""A planner's snapshot of a group: read once, and then updated by changes."""
 
 from __future__ import annotations
 

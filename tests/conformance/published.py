@@ -1,4 +1,4 @@
-"""A publisher to play with: the steps of a publication, and a table that has what they put in."""
+"""A publisher that carries out the steps of a publication on a list of files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Publisher:
     """A publisher of the default catalog.
 
     Attributes:
-        files: the table's content as its newest snapshot has it; what a lock stages and does not
-            commit is not in it.
-        node: publishes as this one.
+        files: the files of the table's newest snapshot, without staged files that are not
+            committed.
+        node: the node that it publishes for.
     """
 
     world: World
@@ -45,7 +45,7 @@ class Publisher:
 
     @property
     def own(self) -> PublishLock:
-        """The lock that was taken last, whoever has it now."""
+        """The lock that was taken last, even if another publisher has it now."""
         assert self.lock is not None
         return self.lock
 
@@ -70,7 +70,7 @@ class Publisher:
         *,
         base: int | None = None,
     ) -> PlannedPublication:
-        """Plan all that waits, or what is given."""
+        """Plan all unpublished batches, or the given ones."""
         store, key = self.world.store, self.world.key
         changes = store.pending_changes(key) if changes is None else changes
         backlog = store.unpublished(key) if backlog is None else backlog

@@ -27,10 +27,10 @@ FIRST = "first"
 
 
 class PublishingPlayer:
-    """Takes the lock to publish, publishes a part of what waits, and rewrites what is published.
+    """Takes the publish lock, publishes some unpublished batches, and rewrites published ones.
 
     Attributes:
-        files: what is in the table.
+        files: the files of the table.
     """
 
     def __init__(self, store: LeaseStore, key: GroupKey, chance: random.Random) -> None:
@@ -86,7 +86,7 @@ class PublishingPlayer:
         return outcome, planned.ranges, shapes
 
     def publish_all(self) -> None:
-        """Publish all that waits, as whoever does so once."""
+        """Publish all unpublished batches without a node."""
         for lock in self._turns:
             self._store.release_publish_lock(lock)
         lock = self._store.take_publish_lock(self._key, None, "once", self._table)

@@ -306,7 +306,7 @@ def test_the_journal_pages_in_order(ready: World) -> None:
 
 
 def test_hostile_text_is_stored_as_text(ready: World) -> None:
-    """Quotes, percent signs and backslashes in reasons, attempts and runs stay what they are."""
+    """Quotes, percent signs and backslashes in reasons, attempts and runs are stored unchanged."""
     hostile = "'; DROP TABLE batch; -- %s %(x)s \\ \" `é漢🦆`\n"
     tenure = ready.open(A, X, run=hostile).tenure
     assert isinstance(ready.consume(tenure, "0", "2", attempt=hostile), Changed)

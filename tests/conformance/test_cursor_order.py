@@ -1,7 +1,7 @@
-"""A checkpoint goes back only by a recorded force, whoever moves it and however cursors look.
+"""A checkpoint goes back only by a recorded force, for all consumers and forms of cursors.
 
-Cursors are those of the sources: decimals, LogHub's with a number within a group, Kinesis' with the
-second up to which they are sure. A text that has no place among them is stored by no verb.
+The cursors are those of the sources: decimals, LogHub's with an index within a group, Kinesis' with
+the time of the last read. No operation stores a text that is not a cursor.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_no_operation_stores_a_cursor_without_an_order(world: World, cursor: str
 
 
 def test_a_cursor_can_be_replaced_by_a_renewed_one_of_the_same_position(world: World) -> None:
-    """Kinesis renews a cursor behind the last record, so that nothing expires unread."""
+    """Kinesis renews a cursor after the last record, so that a loss is noticed."""
     world.group()
     world.join(A)
     world.add(X)

@@ -1,4 +1,4 @@
-"""Draining: what is under way is seen, and nothing begins behind a pause."""
+"""Draining: work in progress is reported, and no work starts after a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed output that has expired: what goes, what stays, and what still follows from it."""
+"""Committed output that has expired: the rows that are deleted and kept, and the consequences."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_bootstrap_before_expired_output_is_refused(world: World) -> None:
 
 
 def test_a_violation_of_an_expired_row_stays_reported(world: World) -> None:
-    """A gap that nobody recorded is found when its row goes, and is in every later verdict."""
+    """A gap that was not recorded is found when its row expires, and in every later verdict."""
     consumed(world, 2)
     tenure = world.open(A, X, "run-gap").tenure
     world.store.record_gap(tenure, start="2", end="7", reason="lost", skip=True)

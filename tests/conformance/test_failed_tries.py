@@ -1,4 +1,6 @@
-"""Failed tries at a checkpoint: counted across tenures, and what they tell of the next records."""
+"""Failed tries at a checkpoint: counted across tenures, and what they imply for the next
+records.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_a_run_that_is_killed_before_it_starts_the_range_is_not_counted(ready: W
 
 
 def test_a_dead_run_counts_as_a_try_and_its_cleanup_does_not(ready: World) -> None:
-    """Goal: a killed run is one failed try, whoever closes its tenure, and in a transfer too."""
+    """Goal: a killed run is one failed try, even if another process closes its tenure in a
+    transfer.
+    """
     ready.intend(ready.open(A, X, "run-1").tenure, "0", "8")
     ready.store.close_tenure(reopened(ready, "grave", "run-1").tenure, reason="it ended")
     ready.intend(ready.open(A, X, "run-2").tenure, "0", "8")

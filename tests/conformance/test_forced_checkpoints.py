@@ -1,4 +1,4 @@
-"""Forced checkpoints: what is withdrawn, where they are refused, and reopening a finished shard."""
+"""Forced checkpoints: withdrawn batches, refusals, and the reopening of a finished shard."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_commit_after_a_forced_checkpoint_is_refused(world: World, read: Tenur
 
 @pytest.fixture(params=[True, False], ids=["ordered", "unordered"])
 def family(world: World, request: pytest.FixtureRequest) -> World:
-    """x is over; its child y was read and is over; y's child z is being read; w is nobody's."""
+    """x is over; its child y was read and is over; y's child z is being read; w is unassigned."""
     world.group(ordered=request.param)
     world.join(A, B)
     world.add(
@@ -208,7 +208,7 @@ def test_reopening_is_refused_if_children_were_read(family: World) -> None:
 def test_a_finished_shard_that_is_forced_to_its_end_stays_finished(
     family: World, reopen: Reopening
 ) -> None:
-    """There is nothing to read again: it is not reopened, and nobody waits for it anew."""
+    """No record is left to read again, so the shard is not reopened, and no child waits again."""
     before = (family.generation(), family.kinds(), family.store.snapshot(family.key).shards)
     assert force(family, X, "9", reopen) == Changed()
     assert (family.generation(), family.kinds()) == before[:2]

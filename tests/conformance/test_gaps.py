@@ -1,4 +1,4 @@
-"""Gaps: held or skipped, growing while nobody has accepted them, accepted exactly."""
+"""Gaps: held or skipped, growing until they are accepted, accepted exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: creating, listing, updating, deleting, and what reading them shows."""
+"""Groups: creating, listing, updating, deleting and reading them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_stream_has_at_most_five_groups(world: World) -> None:
 
 
 def test_names_are_compared_byte_for_byte(world: World) -> None:
-    """`a` and `A`, and names of which one begins the other, are different groups and shards."""
+    """`a` and `A`, and names where one is a prefix of the other, are different groups and
+    shards.
+    """
     lower, upper = (GroupKey.parse(name, world.key.stream) for name in ("g", "G"))
     world.store.create_group(Group(lower))
     world.store.create_group(Group(upper, paused=True))

@@ -81,7 +81,7 @@ class Player:
     # -- choices ------------------------------------------------------------------------------
 
     def _node(self) -> NodeName:
-        """Mostly one that somebody answers to."""
+        """Return mostly a node with an incarnation."""
         members = [node.name for node in self.store.pulse(self.key).nodes if node.member]
         likely = members if members and self.random.random() < 0.85 else NODES
         return self.random.choice(likely)
@@ -110,7 +110,7 @@ class Player:
         return rows.get(shard) or "0"
 
     def _ahead(self) -> str:
-        """A cursor that no verb has named before, or seldom the one that somebody went back to."""
+        """Return a new cursor, or seldom one to which a checkpoint went back."""
         self.cursor += 1
         return str(self.cursor if self.random.random() < 0.9 else self.cursor // 2)
 

@@ -1,4 +1,4 @@
-"""A store has one identity, whoever asks for it."""
+"""A store has one identity for all processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_store_has_one_identity(world: World) -> None:
 
 
 def test_concurrent_processes_agree_on_the_identity(world: World) -> None:
-    """Method: each has a connection of its own, and remembers nothing."""
+    """Method: each process has a separate connection and no memory."""
     stores = [world.store] * 4
     if isinstance(world.store, SqlStore):
         url = world.store._transactions.engine.url.render_as_string(hide_password=False)

@@ -1,10 +1,9 @@
-"""Runs, plain clients and operators in one group: no record is committed twice.
+"""Runs, clients and operators in one group: no record is committed twice.
 
-Random histories of one shard, whose cursors look like those of each source. After every step the
-ranges of the ledger are compared by the places of their cursors in the log, which the test knows
-and the store does not: committed ranges never overlap, and one that was committed before overlaps
-only across a recorded force. `verify` has to agree, and to find each overlap that is put in by hand
-afterwards.
+Random histories of one shard, with cursors like those of each source. After every step, the ranges
+of the ledger are compared by the positions of their cursors in the log, which the test knows and
+the store does not. Committed ranges never overlap, and earlier ones overlap only across a recorded
+force. `verify` has to agree, and to find each overlap that is inserted by hand afterwards.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class History:
             )
 
     def run(self) -> Any:
-        """A run opens the shard, and continues with what another one left."""
+        """A run opens the shard, and continues where another one stopped."""
         self._given_to(RUNS)
         row = self.world.shard(X)
         opened = self.store.open_tenure(
@@ -150,7 +149,7 @@ class History:
         return answer
 
     def plain(self) -> Any:
-        """A client opens the shard, saves some checkpoints or records a gap, and lets go."""
+        """A client opens the shard, saves some checkpoints or records a gap, and releases it."""
         self._given_to(CLIENT)
         opened = self.client.open(X)
         if not isinstance(opened, Opened):
@@ -200,7 +199,7 @@ def doubled(history: History) -> list[str]:
 
 
 def played(store: LeaseStore, log: str, seed: int, key: str = "stream") -> History:
-    """A whole history, looked at after each step."""
+    """Play a whole history, and check it after each step."""
     history = History(store, GroupKey.parse("group", key), LOGS[log], random.Random(seed))
     before = [(0, 0)]
 

@@ -181,7 +181,7 @@ def test_a_beat_before_the_eviction_prevents_it(world: World) -> None:
 
 
 def test_a_holder_that_dies_in_a_transfer_frees_the_shard(world: World) -> None:
-    """Edge 9: the next node claims it like any other, with what its lease_id is then."""
+    """Edge 9: the next node claims the shard like any other, with its new lease_id."""
     world.group()
     world.join(A, B)
     world.add(X)

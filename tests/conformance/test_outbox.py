@@ -1,4 +1,4 @@
-"""Hook events: left by a commit, delivered in order by whoever has the lock, and by nobody else."""
+"""Hook events: a commit leaves them, and only the process with the lock delivers them, in order."""
 
 from __future__ import annotations
 

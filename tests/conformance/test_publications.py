@@ -1,4 +1,4 @@
-"""Publishing: the lock, what waits, and a commit that moves everything or nothing."""
+"""Publishing: the lock, unpublished batches, and a commit that changes everything or nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_node_has_the_lock(world: World, tenures: list[Tenure]) -> None:
 
 
 def test_one_of_two_processes_of_a_node_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
-    """Both have seen the same epoch; the later one fences nobody."""
+    """Both have seen the same epoch; the later one fences no publisher."""
     table = Publisher(world).table
     take = partial(world.store.take_publish_lock, world.key, A, "a-1", table)
     first = take(run="first", seen_epoch=0)

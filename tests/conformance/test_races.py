@@ -1,4 +1,4 @@
-"""Races between threads: whatever the order, exactly one side of each wins."""
+"""Races between threads: in every order, exactly one side wins."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_one_incarnation_gets_the_name(world: World) -> None:
 
 
 def test_one_of_two_nodes_gets_a_remainder(world: World) -> None:
-    """Both find the remainder free when they look; under the group's lock only one still does."""
+    """Both find the remainder free; under the group's lock, only one still does."""
     world.group(assignment=AssignmentMode.MODULO)
 
     def join(node: NodeName) -> str:
@@ -183,7 +183,7 @@ def test_a_bootstrap_and_the_opening_of_a_tenure_are_serialized(world: World) ->
 
 
 def test_a_modulo_group_is_resized_by_all_its_nodes_at_once(world: World) -> None:
-    """Each leaves as long as another has the old count, and joins again; nobody is left out."""
+    """Each leaves while another has the old count, and joins again; all are members at the end."""
     world.group(assignment=AssignmentMode.MODULO)
     world.add(X, Y)
     for number, (node, shard) in enumerate([(A, X), (B, Y)]):

@@ -1,4 +1,4 @@
-"""Deleting history: what goes, what stays, and that the proof continues where rows are gone."""
+"""Deleting history: the rows that are deleted and kept, and a proof that continues after them."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def test_only_delivered_events_are_deleted(world: World) -> None:
 
 
 def test_the_summary_keeps_a_child_that_started_too_early(world: World) -> None:
-    """Its claim and its opening go, and with them what showed it."""
+    """Its claim and its opening are deleted, and with them the evidence."""
     world.group(ordered=False)
     world.join(A)
     world.add(X, ShardListing(Y, parents=(X,)))
@@ -418,7 +418,7 @@ def test_a_dead_tenure_is_not_needed(world: World) -> None:
 def test_a_merged_file_has_the_same_batches_before_and_after_its_rows_are_merged(
     world: World,
 ) -> None:
-    """The file's own row takes none over, since a gap lies behind it; later rows do."""
+    """The row of the file includes no others, because a gap follows it; later rows do."""
     world.group()
     world.join(A)
     world.add(X)

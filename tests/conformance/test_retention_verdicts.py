@@ -1,7 +1,7 @@
-"""Whatever is pruned and expires, in any order, leaves the verdict of `verify` as it was.
+"""Pruning and expiry in any order do not change the verdict of `verify`.
 
-Random histories, true ones and such with a planted lie, before the cut and after it; the lies are
-told to the model in memory, behind its verbs.
+Random histories, valid ones and some with a planted violation before or after the cut. The
+violations are written into the rows of the store in memory, past its operations.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def stale_epoch(rows: Lied) -> None:
 
 
 def missing_between(rows: Lied) -> None:
-    """The oldest committed batch of each shard, behind the cut, ends where no other begins."""
+    """The oldest committed batch of each shard after the cut does not follow its predecessor."""
     oldest: dict[ShardId, Batch] = {}
     for batch in sorted(rows.batches.values(), key=lambda each: each.sequence):
         if batch.state is BatchState.COMMITTED and batch.sequence >= rows.cut.get(batch.shard, 0):
@@ -146,7 +146,7 @@ def missing_between(rows: Lied) -> None:
 
 
 def change_newest(rows: Lied, **values: object) -> None:
-    """Falsify the newest committed batch of each shard, if it lies behind the cut."""
+    """Falsify the newest committed batch of each shard, if it is after the cut."""
     newest = {
         batch.shard: batch
         for batch in sorted(rows.batches.values(), key=lambda each: each.sequence)
@@ -269,7 +269,9 @@ def test_pruning_does_not_hide_an_earlier_violation(lie: Callable[[Lied], None],
 
 
 def test_the_histories_reach_every_outcome_of_settings() -> None:
-    """Rows are folded, entries deleted and lies found; else the tests above would prove nothing."""
+    """Rows are merged, entries deleted and violations found; otherwise the tests above prove
+    nothing.
+    """
     folded = deleted = expired = lied = 0
     for seed in range(40):
         chance = random.Random(seed)

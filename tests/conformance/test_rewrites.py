@@ -130,7 +130,7 @@ def test_a_swap_replaces_only_output(world: World, tenure: Tenure) -> None:
 
 @pytest.mark.parametrize("wrong", [rewrite(1, 7), rewrite(3), rewrite(9)])
 def test_a_swap_is_atomic(world: World, tenure: Tenure, wrong: BatchRewrite) -> None:
-    """One batch that is not as it was found, only intended, or unknown keeps all as they are."""
+    """If one batch has changed, is only intended, or is unknown, all batches stay as they are."""
     del tenure
     claim(world, "run-1")
     assert swap(world, "run-1", rewrite(0), wrong, rewrite(2)) == Stale()
@@ -151,7 +151,7 @@ def test_a_swap_needs_a_claim(world: World, tenure: Tenure) -> None:
 
 
 def test_the_progress_of_compaction_is_stored_under_the_claim(world: World, tenure: Tenure) -> None:
-    """It outlives the claim, and whoever lost the claim does not move it."""
+    """It outlives the claim, and a run that lost the claim cannot change it."""
     del tenure
     store, key = world.store, world.key
     assert store.compacted(key) == {}

@@ -1,4 +1,4 @@
-"""A shard is rolled forward to its table in one transaction, or is left as it is."""
+"""A shard is rolled forward to its table in one transaction, or is unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tenure(world: World) -> Tenure:
 
 @pytest.fixture
 def publisher(world: World, tenure: Tenure) -> Publisher:
-    """The first batch is published, and the second one is not what the table has."""
+    """The first batch is published, and the table contradicts the second one."""
     publisher = Publisher(world)
     publisher.start()
     (waiting,) = world.store.unpublished(world.key)

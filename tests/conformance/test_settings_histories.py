@@ -1,7 +1,7 @@
-"""Random histories of what nodes say of themselves: modulo settings that change, and bootstraps.
+"""Random histories of settings of nodes: modulo settings that change, and bootstraps.
 
-The same on the model and on a database, as in `test_histories`, of which these are a variation: a
-node whose settings its group refuses leaves, as its deployment has it do.
+As in `test_histories`, the model and a database play the same history. A node whose settings the
+group refuses leaves, as its deployment makes it do.
 """
 
 from __future__ import annotations

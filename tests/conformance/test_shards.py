@@ -148,7 +148,7 @@ def test_in_an_unordered_group_children_do_not_wait(world: World) -> None:
 
 
 def test_a_list_longer_than_one_statement_is_stored(world: World) -> None:
-    """More than one statement can name; order and states are those of a small list."""
+    """The list is longer than one statement; order and states equal those of a short list."""
     world.group()
     world.join(A)
     shards = [ShardId(f"s{number:04}") for number in range(1_200)]
@@ -192,8 +192,9 @@ def test_the_first_of_two_claims_wins(world: World) -> None:
 
 
 def test_an_outdated_snapshot_cannot_claim_a_shard(world: World) -> None:
-    """1. B sees x free, lease 0. 2. A claims x and leaves: free again, lease 2. 3. B claims what
-    it saw: its plan is of another time."""
+    """1. B sees x free, lease 0. 2. A claims x and leaves: free again, lease 2. 3. B claims x with
+    lease 0, and its plan is outdated.
+    """
     world.group()
     world.join(A, B)
     world.add(X)
@@ -265,7 +266,7 @@ def test_a_child_listed_after_its_parents_ended_is_free(world: World) -> None:
 
 
 def test_a_waiting_child_whose_lineage_changed_is_freed(world: World) -> None:
-    """The source corrects a shard's parents: nobody else would look at the waiting shard."""
+    """The source corrects a shard's parents, and no other event would free the waiting shard."""
     world.group()
     world.add(X, ShardListing(Y, parents=(X,)))
     world.add(X, ShardListing(Y, parents=()))
@@ -295,7 +296,7 @@ def test_forcing_a_checkpoint_fences_the_holder(world: World) -> None:
 
 
 def test_forcing_a_checkpoint_abandons_the_intent(world: World) -> None:
-    """The next batch has a number of its own, since the abandoned one keeps its own."""
+    """The next batch has a new number, because the abandoned one keeps its number."""
     world.group()
     world.join(A)
     world.add(X)

@@ -59,7 +59,9 @@ def commit(world: World, tenure: Tenure, *numbers: int, start: int | None = None
 def swap(
     world: World, kind: RewriteKind, *rewrites: tuple[int, int, tuple[DataFile, ...]]
 ) -> Changed | Stale | Unpublished:
-    """Claim, rewrite these batches (number, generation and files of each), and let go."""
+    """Claim the shard, rewrite these batches (number, generation and files of each), and release
+    it.
+    """
     store, run = world.store, "rewriter"
     assert store.claim_rewrite(world.key, X, run, kind) == Changed((X,))
     values = [
@@ -217,7 +219,7 @@ def test_a_batch_of_a_pending_publication_is_withdrawn_from_the_table(
 def test_a_change_is_published_with_the_batches_after_it_or_before(
     world: World, tenures: list[Tenure], publisher: Publisher
 ) -> None:
-    """A snapshot with what was read again, and still with what was withdrawn, has it twice."""
+    """A snapshot with both the records read again and the withdrawn ones would have them twice."""
     tenure = go_back(world, "1")
     commit(world, tenure, 3, start=1)
     commit(world, tenures[1], 0)
@@ -264,7 +266,7 @@ def test_a_large_withdrawal_is_several_changes(
 
 
 def test_a_withdrawal_and_a_publication_are_serialized(world: World, tenures: list[Tenure]) -> None:
-    """Whichever comes first, the table has what is committed once the change is published."""
+    """In either order, the table has the committed records once the change is published."""
     publisher = Publisher(world)
     publisher.start()
     backlog = world.store.unpublished(world.key)

@@ -73,10 +73,11 @@ def test_tenures_close_together_except_ended_ones_and_shards_in_transfer(world: 
 
 
 def test_tenures_open_together_with_the_results_of_single_calls(world: World) -> None:
-    """Goal: the same answers and rows as one by one, without those that need more than their row.
+    """Goal: the same results and rows as single calls, except for shards that need more than their
+    row.
 
-    Method: x is free to open, y is another run's, z is replaced after it has ended and has an
-    intent, b's shard is another node's; one is in transfer, and one the group does not have.
+    Method: x can be opened, another run has y open, z is replaced after its run ended and has an
+    intent, b's shard belongs to another node; one shard is in transfer, and one is unknown.
     """
     z, w, t, none = (X.__class__(name) for name in ("z", "w", "t", "none"))
     world.group()

@@ -100,7 +100,7 @@ def test_deleting_a_group_deletes_its_windows(world: World) -> None:
 
 
 def test_a_watermark_never_goes_back(world: World) -> None:
-    """A run that reads late records must not take back what an earlier one had reached."""
+    """A run that reads late records does not lower a watermark that an earlier one had reached."""
     world.group()
     world.join(A)
     world.add(X)

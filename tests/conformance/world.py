@@ -102,7 +102,7 @@ class World:
 def a_commit(
     tenure: Tenure, start: str, end: str, sequence: int = 0, **more: object
 ) -> BatchCommit:
-    """A commit with statistics and one file of an attempt of its own."""
+    """Return a commit with statistics and one file of a separate attempt."""
     values: dict[str, object] = {
         "attempt": f"{tenure.shard}/{sequence}-{tenure.epoch}",
         "files": (DataFile(f"{tenure.shard}/{sequence}.parquet", 5, 123),),

@@ -13,7 +13,7 @@ from tests.network.world import HOSTS, OPERATOR
 
 
 def main() -> int:
-    """Return what the campaign returns."""
+    """Run the campaign, and return its exit code."""
     if reason := reason_missing():
         say(f"Cannot play: {reason}.")
         return 2

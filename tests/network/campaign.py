@@ -1,8 +1,8 @@
 """A campaign of partitions, as a program that runs on a host of the network.
 
-LEASEHOLD_CHAOS_SEED and LEASEHOLD_CHAOS_PARTITIONS say what to play, and LEASEHOLD_CHAOS_KINDS is
-an expression that is searched in the names of kinds. With a partition for each kind, there is one
-at a time; with more, some at the same time, of one kind, so that each kind's times are its own.
+LEASEHOLD_CHAOS_SEED and LEASEHOLD_CHAOS_PARTITIONS are its options, and LEASEHOLD_CHAOS_KINDS is an
+expression that matches the names of kinds. With one partition of each kind, they happen one at a
+time. With more, several of one kind happen together, so that each kind's times are separate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hosts as network namespaces: made, cut off from each other, and removed in every outcome.
+"""Hosts as network namespaces: created, cut off from each other, and always removed.
 
-A host's processes are started by `ip netns exec`, which gives them the host's own `/etc/hosts` and
-`/etc/resolv.conf`. The names of namespaces hold the process that made them: what a dead one left
-behind, the next one removes.
+A host's processes are started by `ip netns exec`, which gives them the host's `/etc/hosts` and
+`/etc/resolv.conf`. The names of namespaces contain the process id of their creator, and the next
+process removes those of dead ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SILENT = "10.99.0.254"
 
 
 def ip(*arguments: str) -> str:
-    """Run `ip`, and return what it prints."""
+    """Run `ip`, and return its output."""
     done = subprocess.run(
         ["ip", *arguments], capture_output=True, text=True, check=True, timeout=30
     )
@@ -60,13 +60,13 @@ def reason_missing() -> str:
 
 @dataclass
 class Network:
-    """Hosts by name, each of which reaches the others by name, too.
+    """Hosts by name, which reach each other by name.
 
     Attributes:
-        prefix: of its namespaces' names.
-        addresses: of the hosts.
+        prefix: the prefix of its namespaces' names.
+        addresses: the addresses of the hosts.
         control: the switch's socket.
-        links: those that are not perfect, by the hosts at their ends.
+        links: links with faults, by the hosts at their ends.
     """
 
     prefix: str
@@ -80,7 +80,7 @@ class Network:
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def environment(self) -> dict[str, str]:
-        """Return the variable by which a process finds the network."""
+        """Return the variable that names the network for a process."""
         fields = asdict(self)
         del fields["links"]
         return {VARIABLE: json.dumps(fields)}
@@ -161,7 +161,7 @@ def network(hosts: Sequence[str]) -> Generator[Network]:
 
 
 def _remove_leftovers() -> None:
-    """Remove what processes that are dead have left."""
+    """Remove the leftovers of dead processes."""
     own = (line.split()[0] for line in ip("netns", "list").splitlines())
     for name in {name.rpartition("-")[0] for name in own if name.startswith(f"{PREFIX}-")}:
         maker = name.removeprefix(f"{PREFIX}-")
@@ -170,7 +170,7 @@ def _remove_leftovers() -> None:
 
 
 def _remove(prefix: str) -> None:
-    """Kill what runs in the namespaces of a network, and delete them with their files."""
+    """Kill the processes in the namespaces of a network, and delete these with their files."""
     for line in ip("netns", "list").splitlines():
         name = line.split()[0]
         if not name.startswith(f"{prefix}-"):

@@ -123,7 +123,7 @@ def _of_names() -> list[tuple[str, Draw]]:
 
 
 def wave(dice: random.Random, kind: str, most: int) -> list[Trouble]:
-    """Draw the troubles of one kind that happen at the same time, each to a node of its own."""
+    """Return partitions of one kind that happen at the same time, each for a different node."""
     draw = kinds()[kind]
     # On the daemon's host only one file has names: one trouble of it at a time.
     many = NODE in kind and not kind.endswith(f"on {DAEMON}")

@@ -87,7 +87,7 @@ class Switch:
         }
 
     def serve(self, control: socket.socket) -> None:
-        """Work until standard input ends, which it does with whoever started this program."""
+        """Work until standard input ends, which happens when the parent process ends."""
         ready = select.poll()
         for each in (sys.stdin.fileno(), control.fileno(), *self._interfaces.values()):
             ready.register(each, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The embedded Spark server on a host whose own name nobody knows."""
+"""The embedded Spark server on a host whose name does not resolve."""
 
 from __future__ import annotations
 

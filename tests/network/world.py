@@ -1,6 +1,6 @@
-"""A deployment on hosts of its own: database, object store, Spark, Dagster's daemon, three nodes.
+"""A deployment on separate hosts: database, object store, Spark, Dagster's daemon, three nodes.
 
-The process that looks at it is on a host as well, `operator`, which no incident touches.
+The process that checks it runs on the host `operator`, which has no incidents.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NetworkWorld(World):
     network: Network = field(kw_only=True)
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes on hosts, but for those of the operator."""
+        """Return all processes on hosts, except those of the operator."""
         own: list[psutil.Process] = []
         for pid in [pid for host in HOSTS if host != OPERATOR for pid in self.network.pids(host)]:
             with suppress(psutil.Error):  # it has just ended
@@ -68,7 +68,7 @@ class NetworkWorld(World):
 
 @contextmanager
 def network_world(home: Path, network: Network) -> Generator[NetworkWorld]:
-    """Start everything on its host; the network's end is the end of what does not end by itself."""
+    """Start each part on its host; the end of the network ends remaining processes."""
     (home / "failpoints").mkdir(parents=True)
     os.environ.update(_environment(network))
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ def _new_home(world: NetworkWorld, host: str) -> Path:
 
 
 def _end_all(world: NetworkWorld) -> None:
-    """End services, the nodes first, and what of them is left."""
+    """End the services, nodes first, and their remaining processes."""
     for service in reversed(list(world.services.values())):
         service.stop()
     for process in world.processes():

@@ -207,7 +207,7 @@ def test_the_account_of_a_node_cannot_run_forbidden_statements(
 
 
 def test_the_server_runs_one_statement_at_a_time(server: DatabaseServer, server_url: str) -> None:
-    """No second statement behind a `;`, and no file of the client's."""
+    """No second statement after a `;`, and no file of the client."""
     store = open_store(server_url, upgrade=True)
     with store._transactions.engine.connect() as connection:
         for statement, number in (

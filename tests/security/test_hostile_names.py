@@ -34,7 +34,7 @@ PIECES = [
 
 
 def hostile_ids(count: int, seed: int = 1) -> list[str]:
-    """Return distinct texts of one to eight pieces, none of which is of the grammar."""
+    """Return distinct texts of one to eight pieces that are all outside the grammar."""
     dice = random.Random(seed)
     ids = dict.fromkeys(HOSTILE)
     while len(ids) < count:
@@ -109,7 +109,7 @@ def contents(store: Any) -> list[tuple[str, list[Any]]]:
 
 @pytest.mark.mariadb
 def test_a_hostile_row_of_the_database_is_refused(mariadb: MariaDB, mariadb_url: str) -> None:
-    """The table's own CHECK is the door; without it, whoever reads the row refuses."""
+    """The table's CHECK refuses it; without the CHECK, the reader does."""
     store = open_store(mariadb_url, upgrade=True)
     world = World(store, KEY)
     world.group()

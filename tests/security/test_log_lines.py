@@ -1,4 +1,4 @@
-"""Nobody writes a log line of his own: whatever comes from outside stays within one line."""
+"""Input cannot forge log lines: text from outside stays within one line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_errors_that_quote_input_are_one_line(raising: object) -> None:
 
 
 def test_a_logged_error_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Also where the text has what the formatting of log messages would take for its own."""
+    """Also if the text contains placeholders of log messages."""
     with pytest.raises(LeaseholdError) as caught:
         ShardId(FORGED)
     logging.getLogger("dagster_leasehold.lease_store").warning("Refused: %s", caught.value)

@@ -1,7 +1,7 @@
-"""A secret is looked for in everything that runs leave behind, whatever became of them.
+"""Secrets are searched in everything that runs leave, after each kind of failure.
 
-Success and a killed run are looked at in `tests/acceptance/test_dagster_mariadb.py`, with Dagster's
-storage in the database too; here it is failures, because they talk most.
+`tests/acceptance/test_dagster_mariadb.py` checks success and a killed run, with Dagster's storage
+in the database. This module checks failures, because they log most.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_no_secret_appears_if_the_database_refuses_or_is_down(
 def test_no_secret_appears_if_a_transform_crashes(
     home: Path, mariadb: MariaDB, mariadb_url: str
 ) -> None:
-    """The run is in Dagster's storage with its error; the database's rows are looked at as well."""
+    """The run and its error are in Dagster's storage, whose rows are searched as well."""
     url = account(mariadb, mariadb_url)
     try:
         output = run(home, "crash", url)

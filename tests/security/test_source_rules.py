@@ -30,7 +30,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def offences(tree: ast.AST) -> list[str]:
-    """Return calls that run what they are given, shells, and SQL that is composed as text."""
+    """Return calls that execute their input, shells, and SQL that is composed as text."""
     names: list[str] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

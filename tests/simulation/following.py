@@ -21,7 +21,7 @@ NUMBERS_MAX = 500
 class LateNumbers(StoreSeam):
     """A transaction on tenures takes its journal numbers, and other transactions overtake it.
 
-    Only entries of the same shard keep their order: its row is locked meanwhile.
+    Only entries of the same shard keep their order, because its row is locked.
     """
 
     def _take_effect(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -63,7 +63,7 @@ FOLLOWING = Parts(consume, rebalancer=FollowsAllGroups, seam=LateNumbers)
 
 
 class _StrictTail(JournalTail):
-    """Continues behind the highest number that it has seen."""
+    """Continues after the highest number that it has seen."""
 
     def _settle(self) -> int:
         if self._readings:

@@ -1,4 +1,4 @@
-"""A table in a catalog that other programs may use, too: what they do to its snapshots."""
+"""A table in a catalog that other programs use: what they do to its snapshots."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ THEIR_SHARD = ShardId("x")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot of the table: its id, what it follows, its publication, and its files in order.
+    """A snapshot of the table: its id, its parent, its publication, and its files in order.
 
     Attributes:
-        sequence: of the table's history, whatever the snapshot follows.
+        sequence: its number in the table's history, for any parent.
     """
 
     id: int
@@ -36,14 +36,14 @@ class View:
 
 
 class ForeignTable:
-    """The table, and what other programs do to it.
+    """The table, and the changes of other programs.
 
     Attributes:
-        chance: decides for them.
+        chance: decides about the changes.
         current: its newest snapshot.
         history: the sequence number of the last snapshot that was ever the newest.
         staged: all snapshots by their ids.
-        there: the ids of those that have not expired.
+        there: the ids of snapshots that have not expired.
         records: the records of each file.
     """
 
@@ -82,9 +82,9 @@ class ForeignTable:
             self._enter([path for path in files if path not in some] + [merged])
 
     def more(self) -> None:
-        """Another program adds records of its own: more than others delete meanwhile.
+        """Another program adds more records than others delete meanwhile.
 
-        Records that come and go in equal numbers look like a rewrite.
+        Equal numbers of added and deleted records look like a rewrite.
         """
         path = self.name("theirs")
         self.records[path] = [(THEIR_SHARD, f"{path}-{number}") for number in range(41)]

@@ -25,7 +25,7 @@ from tests.simulation.protocol.seam import StoreSeam
 
 
 class RenewsWithoutToken(MemoryStore):
-    """A beat counts for a name, whoever answers to it now."""
+    """A beat counts for a name, even from another incarnation."""
 
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
         row = self._groups[key].nodes.get(node)
@@ -40,7 +40,7 @@ class TrustsForTheWholeTimeout(Member):
 
 
 class ReleasesWithoutToken(MemoryStore):
-    """Whoever closes a shard closes it, whosever tenure it is."""
+    """A run can close a shard in the tenure of another run."""
 
     def close_tenure(
         self,
@@ -67,7 +67,7 @@ class WaitsForeverForAReply(StoreSeam):
 
 
 class _Unfenced(MemoryStore):
-    """Commits under whatever tenure the shard has now."""
+    """Commits under the current tenure of the shard."""
 
     def _now_held(self, commit: BatchCommit) -> BatchCommit:
         rows = self._groups[commit.tenure.key]
@@ -93,14 +93,14 @@ class _Unfenced(MemoryStore):
 
 
 class CommitsWithoutToken(_Unfenced):
-    """The checkpoint is written by whoever is at the right place, holder or not."""
+    """Each run at the right position writes the checkpoint, even if it is not the holder."""
 
     def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         return super().commit([self._now_held(commit) for commit in commits])
 
 
 class WallClockRebalancer(Rebalancer):
-    """Silence is measured on a clock that somebody may set."""
+    """Silence is measured by the wall clock."""
 
     def tick(self, remembered: str = ""):
         stage = self._store._stage
@@ -112,7 +112,7 @@ class WallClockRebalancer(Rebalancer):
 
 
 class AssumesEveryCommit:
-    """The consumer's view of the store: the number of changed rows is not looked at."""
+    """The consumer's view of a store in which the number of changed rows is ignored."""
 
     def __init__(self, store: object) -> None:
         self._store = store
@@ -193,7 +193,7 @@ class TakesSilenceForYes(Member):
 
 
 class LastWriterWins(_Unfenced):
-    """A commit sets the checkpoint to its own end, whatever is there."""
+    """A commit sets the checkpoint to its end, for any stored checkpoint."""
 
     def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         for commit in commits:
@@ -276,7 +276,7 @@ class ComparesWithoutCase(MemoryStore):
 
 
 class ChecksBeforeItWaits(StoreSeam):
-    """The lease is looked at when a commit is sent, and not again after it waited for a lock."""
+    """The lease is checked when a commit is sent, and not again after it waited for a lock."""
 
     def _call(self, verb, args, options):
         if verb != "commit":
@@ -320,7 +320,7 @@ class SeesNobodyAsking:
 
 
 class TakesNoAnswerForNo:
-    """A run's view of the store: where no answer came, no shard was opened or let go."""
+    """A run treats a missing reply as a refusal: no shard was opened or released."""
 
     def __init__(self, store: object) -> None:
         self._store = store
@@ -354,7 +354,7 @@ def through(view: Callable[[object], object]) -> Callable[[Run], None]:
 
 
 def _never_stops(run: Run) -> None:
-    """A run that continues after it was told that its lease is lost, with the newest token."""
+    """A run that continues after its lease was lost, with the newest token."""
 
     class Deaf:
         trusted = True
@@ -384,7 +384,7 @@ def _repeats_blindly(run: Run) -> None:
 
 
 def _waits_in_one_piece(run: Run) -> None:
-    """A run that sleeps until its next batch, however long that is, and looks at nothing."""
+    """A run that sleeps until its next batch without checking its leases."""
     waits = run.waits
     if waits is not None:
         wait = waits.wait
@@ -397,7 +397,7 @@ OWN = Parts(consume)
 
 @dataclass(frozen=True)
 class Mutant:
-    """A broken part, and the system in which it was found; `sound` are the parts without it."""
+    """A broken part, and the parts that are otherwise sound."""
 
     name: str
     parts: Parts

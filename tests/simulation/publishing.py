@@ -1,20 +1,20 @@
-"""A seed of publishers, rewriters and operators who take turns between any two of their steps.
+"""A seed of publishers, rewriters and operators whose steps are interleaved.
 
-Each is a generator that yields where it may be frozen, or never continue. The table is a list of
-snapshots; a reader compares it with what the ledger says. Two ways to commit: the default catalog,
-whose pointer the store moves, and another one, which takes a snapshot that follows its newest, and
-which other programs change as well: they rewrite files, add and delete records, roll the table
-back, and expire its snapshots.
+Each is a generator that yields where it can be frozen or killed. The table is a list of snapshots,
+and a reader compares it with the ledger. There are two ways to commit: the default catalog, whose
+pointer the store moves, and another one, which accepts a snapshot that follows its newest and which
+other programs change as well: they rewrite files, add and delete records, roll the table back, and
+expire its snapshots.
 
 Invariants, after every step:
 
 - the table has each record at most once, unless another program added it;
 - at most one publication is pending;
-- while no other program changed the table, it has exactly the files that are committed and
-  published, but for those of changes to come.
+- while no other program changed the table, it has exactly the committed and published files, except
+  for those of waiting changes.
 
-At the end, when everybody has stopped, one more publisher brings the table up to the ledger. A
-table that it does not publish to is adopted first.
+At the end, when all have stopped, one more publisher brings the table up to the ledger. A table
+that it does not publish to is adopted first.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Seed(ForeignTable):
         return self.violations
 
     def _is_up_to_date(self) -> bool:
-        """Return True if the table has what is committed; in other files after a rewrite."""
+        """Return True if the table has the committed records, possibly in other files after a
+        rewrite.
+        """
         row = self.store.publication(KEY)
         if not self.touched:
             return sorted(self.table()) == sorted(self.committed())
@@ -140,7 +142,7 @@ class Seed(ForeignTable):
         return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def _step(self) -> None:
-        """Have somebody continue, who may die or be frozen instead; who was frozen may wake up."""
+        """Continue one participant, which can die or freeze instead; a frozen one can continue."""
         if self.frozen and self.chance.random() < WAKING_SHARE:
             self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
         if not self.actors:
@@ -240,7 +242,9 @@ class Seed(ForeignTable):
     # -- the publisher --------------------------------------------------------------------------
 
     def publish(self, node: NodeName, *, adopts: bool = False) -> Steps:
-        """Under the lock: settle the pending publication first, then publish what waits."""
+        """Under the lock: settle the pending publication first, then publish the waiting
+        batches.
+        """
         self._replace_the_dead()
         lock = self.store.take_publish_lock(KEY, node, self._incarnation(node), TABLE)
         if not isinstance(lock, PublishLock):
@@ -299,7 +303,7 @@ class Seed(ForeignTable):
         return len(self.records_of(seen.newest.files)) != (row.records or 0)
 
     def adopt(self, lock: PublishLock, seen: View) -> Steps:
-        """Have the table show what the ledger says is published."""
+        """Make the table show the files that the ledger calls published."""
         changes = self.store.pending_changes(KEY, limit=10_000)
         yield
         cursors = self.store.published_until(KEY) or {}
@@ -332,7 +336,7 @@ class Seed(ForeignTable):
         self.store.claim(KEY, free, observer="t", reason="r")
 
     def plan(self, base: Snapshot) -> Generator[None, None, PlannedPublication | None]:
-        """Read what waits, and stage a snapshot of it behind the one of the look."""
+        """Read the waiting batches, and stage a snapshot of them after the one that was read."""
         limit = self.chance.choice([1, 200])
         changes = self.store.pending_changes(KEY, limit=limit)
         yield
@@ -358,7 +362,7 @@ class Seed(ForeignTable):
         ranges: Sequence[PublishedRange],
         changes: Sequence[int],
     ) -> PlannedPublication:
-        """Stage a snapshot behind another."""
+        """Stage a snapshot after another."""
         name, snapshot = self.name("publication"), len(self.staged)
         self.staged[snapshot] = Snapshot(snapshot, name, tuple(files), base.id, self.history + 1)
         records = len(self.records_of(files))

@@ -2,8 +2,8 @@
 
     python -m tests.simulation.release [--seeds 20000] [--steps 5000] [--first-seed 0]
 
-Exits with 1 where a seed broke a promise; each such seed is printed at once, with what replays it.
-A long run can be made in parts: seeds are independent of each other.
+Exits with 1 if a seed broke a promise; each such seed is printed at once, with the call that
+replays it. A long run can be divided, because seeds are independent of each other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ChunkResult:
 
 
 def run_chunk(seeds: range, steps: int) -> ChunkResult:
-    """Simulate some seeds, in a process of its own."""
+    """Simulate some seeds in a separate process."""
     total = ChunkResult(0, 0, 0, 0, 0, 0, ())
     for seed in seeds:
         outcome = run_seed(config(seed, steps), seed, Parts(consume))
@@ -88,7 +88,7 @@ def say(line: str) -> None:
 
 
 def run(first: int, seeds: int, steps: int, processes: int) -> ChunkResult:
-    """Simulate all seeds; says how far it is about once a minute, and a violation at once."""
+    """Simulate all seeds; print the progress about once a minute, and a violation at once."""
     began = said_at = time.monotonic()
     total = ChunkResult(0, 0, 0, 0, 0, 0, ())
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

@@ -32,7 +32,7 @@ def test_nodes_with_agents_consume_in_runs_of_the_sensors() -> None:
 def test_the_simulation_finds_an_agent_that_does_not_repeat_a_lost_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It keeps beating for a row that says something else than it last said."""
+    """It keeps beating for a row that contradicts its last change."""
 
     def keep(self: Member, *, accepts_runs: bool, joins: bool) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Plain clients in the simulated group: they take part, and what they break is found."""
+"""Clients in the simulated group: they take part, and their violations are found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_simulation_finds_a_client_that_confirms_unprocessed_records(
 
 
 class SavesWithoutToken(MemoryStore):
-    """Whoever saves a checkpoint saves it, whosever tenure the shard is in."""
+    """A client can save a checkpoint in the tenure of another client."""
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         row = self._groups[tenure.key].shards[tenure.shard]

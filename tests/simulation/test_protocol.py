@@ -56,7 +56,7 @@ def config(seed: int, steps: int = STEPS) -> SimulationConfig:
 
 
 def run_chunk(seeds: range) -> tuple[int, list[str]]:
-    """The calls and the violations of some seeds; in a process of its own."""
+    """Return the calls and violations of some seeds, in a separate process."""
     calls, violations = 0, []
     for seed in seeds:
         # Every other group is followed by its changes, as one of more than a thousand shards is.
@@ -72,9 +72,9 @@ def run_chunk(seeds: range) -> tuple[int, list[str]]:
     ("first", "end"), [(0, FEW_SEEDS), pytest.param(FEW_SEEDS, SEEDS, marks=pytest.mark.release)]
 )
 def test_no_seed_breaks_a_promise(first: int, end: int) -> None:
-    """A safety phase with faults, then healing and convergence, for each seed.
+    """A phase with faults, then recovery and convergence, for each seed.
 
-    A seed that fails is named with what it broke; `config(seed)` and `run_seed` replay it.
+    A failing seed is reported with its violation; `config(seed)` and `run_seed` replay it.
     """
     began = time.perf_counter()
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
@@ -125,7 +125,7 @@ def test_mutants_are_found_within_fifty_seeds_as_a_rule() -> None:
 def test_the_simulation_finds_an_observer_that_counts_its_own_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After an outage of the store, the first node to look would bury all the others."""
+    """After an outage of the store, the first node to check would evict all the others."""
     config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
     # Of two seeds in three it hurts nobody: the first node back must not be the last that beat.
     seeds = range(6)
@@ -155,7 +155,7 @@ def test_seeds_that_once_raised_a_false_alarm(seed: int) -> None:
 
 
 def test_the_simulation_finds_impossible_counts_of_moves() -> None:
-    """The check of the minimum can fail: it is given a count from which a move was left out."""
+    """The check of the minimum can fail: it receives a count with one move too few."""
     rows = tuple(ShardLease(ShardId(str(n)), ShardState.NOT_ALLOC) for n in range(4))
     group = Group(GroupKey.parse("orders", "default"))
     a, b = NodeName("a"), NodeName("b")

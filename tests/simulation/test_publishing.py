@@ -47,7 +47,7 @@ def test_each_committed_batch_is_published_once_on_sqlite(tmp_path: Path) -> Non
 
 
 class LooksForNothing(Seed):
-    """A publisher that settles what is pending as if it were in the table."""
+    """A publisher that settles a pending publication as if it were in the table."""
 
     def resume(self, lock: PublishLock, pending: PlannedPublication, seen: View) -> Steps:
         del seen
@@ -56,7 +56,7 @@ class LooksForNothing(Seed):
 
 
 class DropsAtOnce(Seed):
-    """A publisher that drops what is pending although it may still arrive, and plans anew."""
+    """A publisher that drops a pending publication that can still arrive, and plans again."""
 
     def resume(self, lock: PublishLock, pending: PlannedPublication, seen: View) -> Steps:
         self.store.drop_publication(lock, pending)
@@ -66,14 +66,14 @@ class DropsAtOnce(Seed):
 
 
 class TakesAnything(Seed):
-    """A catalog that commits a snapshot whatever it follows."""
+    """A catalog that commits a snapshot with any parent."""
 
     def take(self, planned: PlannedPublication) -> None:
         self.accept(planned)
 
 
 class TrustsTheTable(Seed):
-    """A publisher that does not look at what other programs did."""
+    """A publisher that ignores the changes of other programs."""
 
     def trouble(self, row: Publication, seen: View) -> bool:
         del row, seen
@@ -122,7 +122,7 @@ def _missing_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without(changes: Sequence[TableChange], missing: Collection[str]) -> list[TableChange]:
-    """Return changes that take out what is there, and put in all the same."""
+    """Return changes that skip the removal of files and add the new ones."""
     return [
         replace(change, removed=tuple(path for path in change.removed if path not in missing))
         for change in changes

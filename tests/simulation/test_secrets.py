@@ -1,4 +1,4 @@
-"""I10: what a driver's error says of its credentials is repeated nowhere, and would be heard."""
+"""I10: credentials in a driver's error are never repeated, and the search would find them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The same seeded histories on the model and on databases: every outcome has to be equal.
 
-A simulation is decided by its seed and by what the store answers. If a database ever answers
-otherwise than the model, the two histories part, and their ends differ.
+A seed and the answers of the store decide a simulation. If a database ever answers differently from
+the model, the two histories and their ends differ.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Steadfast(MemoryStore):
 
 
 def history(make: Make, seed: int, steps: int) -> dict[str, Any]:
-    """Return what a store holds after a seed's simulation, and the calls that it took.
+    """Return the content of a store after a seed's simulation, and the calls that it took.
 
-    Some are of groups whose nodes' settings change: modulo counts, and bootstrap cursors.
+    Some groups have nodes whose settings change: modulo counts, and bootstrap cursors.
     """
     mode = {3: AssignmentMode.MODULO, 7: AssignmentMode.PINNED}.get(seed % 10)
     config = SimulationConfig(

@@ -61,7 +61,9 @@ def test_both_kinds_of_runs_are_simulated() -> None:
 def test_the_simulation_finds_a_run_that_ignores_a_missing_reply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It continues with its other shards, and holds for good what it may have opened."""
+    """It continues with its other shards, and permanently holds shards that it could have
+    opened.
+    """
     monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
     monkeypatch.setattr(
         FaultRates, "swarm", lambda _: FaultRates(lost_before=0.03, lost_after=0.03)

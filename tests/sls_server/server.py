@@ -25,12 +25,12 @@ class SlsServer:
     """One endpoint with one project's logstores.
 
     Attributes:
-        keys: the access keys that are accepted: id to secret and token.
-        role: what the address of temporary credentials answers with: id, secret, token.
-        received_at: the time at which records come in, in seconds since 1970; a test may set it.
-        requests: how many requests of each kind were answered or refused.
-        refusals: refusals that are answered before anything else, the next first.
-        before: called with each request before it is looked at; it may wait.
+        keys: the accepted access keys: id to secret and token.
+        role: the temporary credentials that the address returns: id, secret, token.
+        received_at: the time at which records arrive, in seconds since 1970; a test can set it.
+        requests: the number of answered and refused requests of each kind.
+        refusals: refusals that are sent before anything else, the next first.
+        before: called with each request before it is handled; it can wait.
         throttled: refuse so many of the next reads for their number; None refuses all.
     """
 
@@ -245,10 +245,10 @@ def _checkpoints(
 def _beat(
     store: Logstore, group: ConsumerGroup, consumer: str, serving: list[int], now: float
 ) -> list[int]:
-    """Shards of this consumer: those of consumers that went silent are free again.
+    """Return the shards of this consumer: those of silent consumers are free again.
 
-    One that has two more than another is not given one of them any more, and the other gets it
-    as soon as a beat says that the first has release it.
+    A consumer that has two more shards than another loses one, and the other gets it as soon as a
+    beat says that the first has released it.
     """
     group.beats[consumer] = now
     live = {name for name, at in group.beats.items() if now - at <= group.timeout_s}

@@ -82,7 +82,7 @@ class Shard:
         return max(number, self.first_number)
 
     def received(self, text: str) -> int:
-        """The second in which the group at a cursor came."""
+        """The second in which the group at a cursor arrived."""
         number = self.cursor(text)
         for group in self.groups:
             if group.number >= number:

@@ -389,7 +389,7 @@ def test_a_temporary_error_is_retried(kinesis: KinesaliteWorld, first: ShardId, 
 def test_an_expired_iterator_is_replaced_at_the_reader_s_position(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Method: six minutes between two pages, and another record meanwhile."""
+    """Method: six minutes between two pages, and another record between them."""
     kinesis.fill(first)
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
     monkeypatch.setattr(paging, "RECORDS_PER_CALL_MAX", 5)

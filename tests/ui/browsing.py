@@ -29,7 +29,7 @@ CHROMIUM_ARGUMENTS = (
 
 @contextmanager
 def chromium_page(folder: Path) -> Generator[Page]:
-    """A page of a browser; what it showed last is printed, so that a failing test shows it."""
+    """A page of a browser; its last content is printed, so that a failing test shows it."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -1,4 +1,4 @@
-"""One deployment for all pages that are only looked at, and a browser for each test."""
+"""One deployment for all pages that are only read, and a browser for each test."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def launch_backfill(page: Page, url: str, config: str) -> None:
 
 
 def show_green(page: Page, scene: Scene) -> None:
-    """Wait until the newest backfill's page says that it is done, and the partitions are green."""
+    """Wait until the newest backfill's page shows that it is done, and the partitions are green."""
     query = """{ partitionBackfillsOrError(limit: 1) {
         ... on PartitionBackfills { results { id } } } }"""
 

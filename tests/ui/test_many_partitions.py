@@ -1,4 +1,4 @@
-"""A user's way in a browser: a thousand partitions at once, those that failed, some, a replay."""
+"""A user's steps in a browser: a thousand partitions at once, the failed ones, some, a replay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Scene:
-    """A thousand shards that two nodes hold, each with a record that nobody consumes by itself."""
+    """A thousand shards that two nodes hold, each with a record that only the test consumes."""
 
     deployment: DagsterDeployment
     store: LeaseStore
@@ -66,7 +66,7 @@ class Scene:
         return [run["status"] for run in runs]
 
     def all_is_published(self) -> None:
-        """Wait for the table: a replay leaves alone what waits for it."""
+        """Wait for the table: a replay skips unpublished batches."""
         wait_for("the publication", lambda: not self.store.unpublished(KEY), DONE_S)
 
     def run(self, run: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def checkpoints(store: LeaseStore) -> dict[str, str | None]:
 
 
 def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, page: Page) -> None:
-    """All is consumed by sensors first; then they stop, and a click consumes what is newer."""
+    """Sensors consume all records first. Then they stop, and a click consumes newer records."""
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a", "node-b"))
     log = LocalLog.create(home / "logs" / "demo", SHARDS)

@@ -1,4 +1,4 @@
-"""The front door and the side doors: every name is there, says what it is, and costs nothing."""
+"""The public modules: every name exists, explains itself, and loads quickly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_public_names_are_sorted_and_listed(door: str) -> None:
 
 
 def test_the_main_module_has_few_names() -> None:
-    """Goal: about 20 names; what only some users need belongs to a side door."""
+    """Goal: about 20 names; names for some users belong to another public module."""
     assert len(dagster_leasehold.__all__) <= 29
 
 
@@ -136,7 +136,7 @@ def test_examples_import_only_public_modules(page: str) -> None:
 
 
 def test_pages_for_users_name_only_public_names() -> None:
-    """Running text may name a module that a workspace loads, and nothing else behind the doors."""
+    """Running text can name a module that a workspace loads, and otherwise only public names."""
     offered = {*DOORS, *NAMED_MODULES, *(f"{door}.{each}" for door, each in NAMES)}
     wrong: list[str] = []
     for page in [path for path in FILES if path.suffix == ".md"]:

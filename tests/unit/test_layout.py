@@ -147,7 +147,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def floor_of(module: str) -> str | None:
-    """The room at the top that an own module belongs to; None for everybody else's."""
+    """Return the top-level package of an own module; None for a module of another project."""
     package, *rest = module.split(".")
     return rest[0] if package == PACKAGE and rest else None
 
@@ -232,7 +232,7 @@ def test_no_imports_are_circular() -> None:
 
 
 def test_no_module_is_imported_through_the_links() -> None:
-    """Goal: no module is loaded twice under two names, in which its classes would differ."""
+    """Goal: no module is loaded twice under two names, because its classes would differ."""
     bare = [
         f"{name(path)} imports {imported}"
         for path in MODULES
@@ -243,7 +243,7 @@ def test_no_module_is_imported_through_the_links() -> None:
 
 
 def test_packages_are_linked_at_the_top() -> None:
-    """Goal: a clone without links loses these four names and nothing else."""
+    """Goal: a clone without links lacks only these four names."""
     for room in ("assets", "lease_store", "orchestration", "sensors"):
         link = ROOT / room
         assert link.is_symlink()

@@ -30,12 +30,12 @@ class Mutant:
     """Code without one of its rules.
 
     Attributes:
-        name: what the code does then.
+        name: the behaviour of the code without the rule.
         owner: the module or class of the function.
         function: its name.
-        line: what stands once in its source.
-        change: what stands there instead.
-        test: has to fail.
+        line: a line that occurs once in its source.
+        change: the line that replaces it.
+        test: the test that has to fail.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A small deployment on SQLite, and a run over its shards as a process of its own does it."""
+"""A small deployment on SQLite, and a run over its shards in a separate process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AnyTransform = Transform | ArrowTransform | None
 
 
 def unchanged(rows: Any) -> Any:
-    """Return a DataFrame as it is: no transform, on the way of DataFrames."""
+    """Return a DataFrame unchanged, so that records go through Spark SQL."""
     return rows
 
 
@@ -85,7 +85,7 @@ def consume_stream(
     follow: Follow | None = None,
     conf: Mapping[str, str] = NO_CONF,
 ) -> dict[ShardId, ConsumptionReport]:
-    """One run over all shards, of a stream with settings of its own."""
+    """Run once over all shards of a stream with the given settings."""
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     spark = SparkResource(mode=mode, folder=str(spark_folder), conf=dict(conf))

@@ -113,7 +113,9 @@ class Sweeping:
         assert table.column("size").to_pylist()[:3] == [0, 1, 3]
 
     def check_a_limit_moves_nothing(self) -> None:
-        """Goal: what a transform leaves out moves no cursor; only the figures may be unknown."""
+        """Goal: rows that a transform removes move no cursor; only the statistics can be
+        unknown.
+        """
         results = self.run(lambda rows: rows.limit(1))
         assert all(isinstance(result, SweepOutcome) for result in results.values())
         assert sum(result.statistics.written for result in results.values()) == 1

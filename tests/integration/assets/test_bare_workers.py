@@ -223,7 +223,7 @@ def test_a_client_library_travels_in_the_environment(
 
 
 def topic_stream(address: str) -> ShardStream:
-    """Return a stream whose name and group are those of the others, and whose source is Kafka."""
+    """Return a stream with the name and group of the others and Kafka as its source."""
     source = KafkaSource(KafkaOptions(bootstrap_servers=address, topic=TOPIC), TOPIC)
     return ShardStream(name="orders", source=source, limits=Limits(records_max=12))
 

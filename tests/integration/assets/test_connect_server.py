@@ -1,4 +1,6 @@
-"""The embedded Connect server: started once, private, replaced when stale, gone when told."""
+"""The embedded Connect server: started once, private, replaced when outdated, stopped on
+request.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def test_one_private_server_is_started_and_ends(folder: Path) -> None:
 
 @pytest.mark.release
 def test_changed_settings_restart_the_server(folder: Path) -> None:
-    """Method: the heap is on Java's command line; a session tells the rest."""
+    """Method: Java's command line shows the heap; a session shows the other settings."""
     ask = (
         "import json, sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource;"
         "resource = SparkResource(folder=sys.argv[1], conf=json.loads(sys.argv[2]));"
@@ -224,7 +226,7 @@ def test_a_damaged_state_file_is_ignored(folder: Path, content: str) -> None:
 
 
 def test_a_reused_process_id_is_not_mistaken_for_the_server(folder: Path) -> None:
-    """Goal: after a reboot the number in the state file may be anybody's."""
+    """Goal: after a reboot, the process id in the state file can belong to any process."""
     own = ProcessIdentity.of(os.getpid())
     elsewhere = replace(own, place=f"{own.place}1")
     for process in (replace(own, started=own.started - 1), elsewhere):

@@ -122,7 +122,7 @@ def test_a_window_is_written_and_replaced_as_a_whole_and_kept_by_vacuum(
 def test_a_run_that_was_overtaken_computes_the_window_again(
     world: World, deployment: Deployment, connect_session: Any
 ) -> None:
-    """Method: while the first run's transform is asked, a second run of the hour is faster."""
+    """Method: while the first run calls the transform, a second run of the hour is faster."""
     runs: list[str] = []
 
     def slow(records: DataFrame) -> DataFrame:

@@ -58,7 +58,7 @@ def write_project(folder: Path, price: str) -> None:
 
 
 def run(project: Path, spark_folder: Path, scratch: Path) -> dict[str, list[str]]:
-    """Return the prices that a process of its own finds in its output, by the way through Spark."""
+    """Return the prices that a separate process finds in its output, with Arrow or DataFrames."""
     scratch.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", __name__, str(spark_folder), str(scratch)],
@@ -82,10 +82,11 @@ def folder_of_spark(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_next_run_uses_edited_modules(tmp_path: Path, folder_of_spark: Path) -> None:
-    """Goal: no output by old code. Method: what transforms import changes, and they do not.
+    """Goal: no output by old code. Method: modules that transforms import change, and transforms do
+    not.
 
-    Workers of the first run are there still: one module of the project has imported another, and
-    the functions of the transforms import it anew each time.
+    Workers of the first run are still alive. One module of the project has imported another, and
+    the functions of the transforms import it again each time.
     """
     project = tmp_path / "project"
     project.mkdir()

@@ -1,6 +1,6 @@
 """The database fails over to a replica that lost the last commits: two servers, real replication.
 
-A run lives through it, on the same address. What it committed last was published, too.
+A run survives it, with the same address. Its last commits were published, too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ REPLICA = "replica"
 
 @dataclass
 class Pair:
-    """A primary and its replica, which is behind as far as a test says.
+    """A primary and its replica, which lags as a test says.
 
     Attributes:
-        primary: the nodes' address.
-        replica: another server, until it has that address.
+        primary: the server at the address of the nodes.
+        replica: the other server, until it gets that address.
     """
 
     primary: MySQL

@@ -1,6 +1,6 @@
-"""A run that waits for records answers long before they are due: real runs, on real Spark.
+"""A waiting run reacts long before its records are due: real runs, on real Spark.
 
-That it looks once a second is counted on a clock of the test's own, in `test_following`.
+`test_following` counts on a virtual clock that it checks once a second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEADLINE_S = 120.0
 
 
 class Scene:
-    """A run that follows its shards, in a thread, and what others ask of it."""
+    """A following run in a thread, and the requests of others."""
 
     def __init__(self, home: Path, spark_folder: Path, way: str, shards: str) -> None:
         self.home = home
@@ -128,7 +128,7 @@ ASKED = {
 def test_a_waiting_run_reacts_before_its_next_batch(
     what: str, home: Path, spark_folder: Path, connect_session: object
 ) -> None:
-    """Records wait for the next batch, half a minute away, when somebody asks for the shards."""
+    """Records wait for the next batch, half a minute away, when the shards are requested."""
     del connect_session  # asked for so that the server is warm
     ask, way, shards = ASKED[what]
     scene = Scene(home, spark_folder, way, shards)

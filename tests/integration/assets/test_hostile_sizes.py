@@ -1,4 +1,4 @@
-"""Sizes that nobody tested for: one run over all of them, on real Spark, with bounded memory."""
+"""Records of unusual sizes: one run over all of them, on real Spark, with bounded memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Peak:
 def memory_held(processes: Iterable[psutil.Process]) -> int:
     """Return the memory of processes in bytes; a page that several share counts once.
 
-    Spark's workers are forked from one daemon: the sum of their resident sizes says far too much.
+    Spark's workers are forked from one daemon, so the sum of their resident sizes is far too large.
     """
     total = 0
     for process in processes:
@@ -57,7 +57,9 @@ def memory_held(processes: Iterable[psutil.Process]) -> int:
 
 @contextmanager
 def measured(server: int) -> Generator[Peak]:
-    """Watch what Spark's server and its workers hold, and what this process holds more than now."""
+    """Measure the memory of Spark's server and workers, and the additional memory of this
+    process.
+    """
     peak, done = Peak(), threading.Event()
     spark, driver = psutil.Process(server), psutil.Process()
     before = memory_held([driver])

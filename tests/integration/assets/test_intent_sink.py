@@ -1,7 +1,7 @@
-"""A sink that knows batches by their id alone: a repeated batch must be the same batch.
+"""A sink that knows batches only by their ids: a repeated batch must be the same batch.
 
-Whatever the run did before it was killed, the next tenure runs the intended range again, under
-the same id and with the same bounds, although the log has grown and the limits have changed.
+The next tenure repeats the intended range of a killed run, under the same id and with the same
+bounds, although the log has grown and the limits have changed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ NEWER = 5
 
 @dataclass
 class KeyValueSink:
-    """Sweeps with Spark, and puts each batch's records into a file named after the batch's id.
+    """Sweeps with Spark, and writes each batch's records into a file named after the batch's id.
 
-    It overwrites what is there under the id, and could not tell a repeated record from a new one.
+    It overwrites the file of that id, and cannot distinguish a repeated record from a new one.
     """
 
     sweeper: SparkSweeper

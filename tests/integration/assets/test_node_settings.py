@@ -58,7 +58,7 @@ class Scene:
         self.cursors: dict[str, str | None] = {}
 
     def load(self) -> None:
-        """A code server that starts: what only its process knew is gone."""
+        """A restarted code server: the memory of its process is lost."""
         self.settings = load_settings()
         streams = DeclaredStreams(self.settings).all()
         self.definitions = build_definitions(streams)
@@ -70,7 +70,7 @@ class Scene:
         return result
 
     def consume(self) -> dict[str, list[str]]:
-        """Run what a tick of the rebalance sensor asks for; node to the shards of its run."""
+        """Execute the run requests of a rebalance tick; return the shards of each node's run."""
         ran: dict[str, list[str]] = {}
         for request in self.tick("rebalance").run_requests or ():
             config = request.run_config["ops"]["consume__visits"]["config"]
@@ -138,7 +138,7 @@ def records(shard: str, begin: int = 0) -> list[bytes]:
 
 
 def test_two_nodes_by_modulo_consume_their_own_ranks(new_scene: NewScene) -> None:
-    """Shards 0 to 3 by rank; then a split, whose new shards are asked for by hand at once."""
+    """Shards 0 to 3 by rank; then a split, whose children are requested manually at once."""
     scene = new_scene(MODULO)
     assert scene.consume() == {"east": ["0", "2"], "west": ["1", "3"]}
     assert [scene.values(shard) for shard in "0123"] == [
@@ -158,7 +158,9 @@ def test_two_nodes_by_modulo_consume_their_own_ranks(new_scene: NewScene) -> Non
 def test_pinned_shards_begin_at_their_bootstrap_cursors(
     new_scene: NewScene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shard 0 begins at 10; shard 1 shall at 5, but has nothing before 10; nobody names shard 3."""
+    """Shard 0 starts at 10; shard 1 should start at 5 but has no record before 10; no node names
+    shard 3.
+    """
     scene = new_scene(PINNED)
     assert scene.consume() == {"east": ["0", "1"], "west": ["2"]}
     assert [scene.values(shard) for shard in "0123"] == [

@@ -1,7 +1,7 @@
 """Output in an object store, from end to end: written, committed, read, replaced and removed.
 
-The store is moto's server behind Arrow's client, with a clock of the test's. Runs die in the
-middle by an error that nothing may catch: what they leave is what a killed process leaves.
+The store is moto's server behind Arrow's client, with a test clock. Runs are ended by an error that
+no code can catch, and leave the same files as a killed process.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def test_the_age_of_a_replaced_file_counts_from_its_replacement(
 def test_vacuum_keeps_files_that_a_swap_replaces_meanwhile(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. vacuum lists; 2. a compaction swaps; 3. nobody names the old files, and they are new."""
+    """1. Vacuum lists files. 2. A compaction swaps. 3. No row names the old files, and they look
+    new.
+    """
     world.consume()
     old = world.objects()
     world.clock.pass_by(100 * HOUR)

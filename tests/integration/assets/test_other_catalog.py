@@ -26,7 +26,7 @@ LONG = pytest.mark.long
 
 
 class Scene(Publishing):
-    """A publisher of a table in a catalog that is somebody's service, or as if it were."""
+    """A publisher of a table in a catalog that is an external service, or behaves like one."""
 
     def metadata_at(self) -> str:
         return self.service().load_table("leasehold.orders").metadata_location
@@ -188,7 +188,7 @@ def test_killed_at_any_step_each_record_is_published_once(
 def test_at_most_one_request_is_pending_for_any_reply_of_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, takes: bool
 ) -> None:
-    """Method: it refuses, or takes a commit and says that it does not, or closes the connection."""
+    """Method: the service refuses, or commits and reports a failure, or closes the connection."""
     give_token(monkeypatch)
     commits = Commits(status, takes)
     with rest_catalog(tmp_path, commits=commits) as uri:

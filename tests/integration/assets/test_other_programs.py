@@ -1,8 +1,8 @@
 """Other programs at the table: they rewrite, append, delete, roll back and expire, at any step.
 
-Each step at which a publisher may die, or its request be lost or late, meets each of them. What the
-table shows afterwards has each committed record once, or publication has stopped with a sentence,
-and an adoption fixes it.
+They act at each step at which a publisher can die, or its request can be lost or late. Afterwards
+the table has each committed record once, or publication has stopped with a sentence, and an
+adoption repairs it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def fixed(scene: Scene) -> None:
 def test_another_program_can_change_the_table_at_each_step(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, incident: str, change: str, arrival: str
 ) -> None:
-    """Goal: each committed record is in the table once, whatever came between which steps."""
+    """Goal: each committed record is in the table once, for every program and step."""
     late = INCIDENTS[incident](scene, monkeypatch)
     getattr(scene, change)()
     if arrival == NOW:
@@ -331,7 +331,7 @@ def test_expired_records_stay_in_files_that_another_program_rewrote(scene: Scene
 
 
 def test_a_forced_checkpoint_of_rewritten_files_stops_publication(scene: Scene) -> None:
-    """Goal: what is read again is not in the table twice."""
+    """Goal: records that are read again are not in the table twice."""
     scene.publish()
     scene.rewritten()
     store, shard = scene.world.store, scene.world.ids[0]

@@ -1,7 +1,7 @@
-"""Output in Google's and Azure's stores, as their emulators on the loopback keep it.
+"""Output in Google's and Azure's stores, with emulators on the loopback.
 
-Written, committed, published, read, merged and vacuumed, by one process and without Spark. The
-clients are those of the product but for the address and the login, which are the emulators'.
+Written, committed, published, read, merged and vacuumed by one process without Spark. The clients
+are those of the product, with the address and login of the emulators.
 """
 
 from __future__ import annotations

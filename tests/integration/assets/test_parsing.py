@@ -59,7 +59,7 @@ def seconds(session: Any, shapes: list[Shape], size: int, total: int) -> float:
 
 
 def growth(session: Any, group: tuple[str, str], size: int) -> float:
-    """Return how many times as long a byte takes in values of a size than in those of 1 KiB."""
+    """Return the ratio of the times per byte of values of a size and of values of 1 KiB."""
     shapes = [shape for shape in SHAPES if (shape.schema, shape.separator or "") == group]
     small = max(seconds(session, shapes, KIB, size) for _ in range(2))
     return min(seconds(session, shapes, size, size) for _ in range(3)) / small
@@ -69,7 +69,7 @@ def growth(session: Any, group: tuple[str, str], size: int) -> float:
 def test_no_decimal_takes_a_dataframe_more_than_linear_time(
     group: tuple[str, str], connect_session: Any
 ) -> None:
-    """Goal: what is quadratic in Java is not asked of it. The first size warms the JVM up."""
+    """Goal: quadratic functions of Java are not called. The first size warms up the JVM."""
     assert growth(connect_session, group, 256 * KIB) <= 3
 
 

@@ -1,7 +1,7 @@
-"""A record at which the user's transform raises, hangs, kills its worker or takes all memory.
+"""A record at which the user's transform raises, hangs, kills its worker or uses all memory.
 
-Runs are as Dagster has them, one after the other, over three shards; only the first of them holds
-such a record. The others are committed meanwhile, and in the end everything but that record is.
+Runs follow one another, as in Dagster, over three shards. Only the first shard has such a record.
+The others are committed meanwhile, and in the end all records except that one are committed.
 """
 
 from __future__ import annotations

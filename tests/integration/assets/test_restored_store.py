@@ -1,4 +1,4 @@
-"""An older copy of the lease store is restored: output stays right, whoever was alive meanwhile."""
+"""An older copy of the lease store is restored while processes are alive: output stays correct."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def scene(tmp_path: Path, mariadb_url: str, request: pytest.FixtureRequest) -> R
 
 
 def trimmed_after_backup(scene: Restored, backups: Backups) -> None:
-    """Restore a backup once the source has trimmed what was consumed and published since it."""
+    """Restore a backup after the source has trimmed records consumed and published since then."""
     scene.consume(8)
     scene.publish()
     dump = backups.dump()

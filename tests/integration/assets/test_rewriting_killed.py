@@ -84,7 +84,7 @@ def check(home: ConsumedHome, generation: int) -> None:
 
 
 def kill_at(point: Failpoint, home: Path, how: str) -> None:
-    """Do it in a process of its own, which dies at that point."""
+    """Run the work in a separate process, which dies at that failpoint."""
     killed = subprocess.run(
         [sys.executable, "-m", __name__, str(home), how],
         env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
@@ -114,7 +114,9 @@ def files(home: ConsumedHome) -> set[str]:
 def test_a_killed_rewrite_shows_all_old_or_all_new_output(
     tmp_path: Path, how: str, point: Failpoint
 ) -> None:
-    """Method: SIGKILL at a named step; look; repeat with the dead run's name; remove the rest."""
+    """Method: SIGKILL at a named step; check; repeat with the dead run's name; remove the
+    leftovers.
+    """
     home = ConsumedHome(tmp_path / "home", shards=1)
     home.append(RECORDS)
     home.consume("run-1")

@@ -42,7 +42,7 @@ def start(home: Path, folder: Path, run: str) -> subprocess.Popen[str]:
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, list[str]]:
-    """For each shard, why the run stopped and what its report says of an error."""
+    """Return for each shard why the run stopped, and the error of its report."""
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     return json.loads(out.strip().splitlines()[-1])

@@ -1,8 +1,8 @@
-"""Clusters and Connect servers of others that misbehave: a sentence, nothing held, nothing twice.
+"""Shared clusters and Connect servers that fail: one sentence, no shard held, no record twice.
 
-Each run is a process of its own, as Dagster has it. It stops where the scene wants it to: in the
-middle of its Spark job while the home has a file `hold`, after its first commit while it has
-`pause-1`; a replay, after its first batch.
+Each run is a separate process, as in Dagster. A scene can stop it in the middle of its Spark job,
+while the home has a file `hold`, or after its first commit, while it has `pause-1`; a replay, after
+its first batch.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class World:
         self.until(lambda: any(self.home.glob("held-*")), process)
 
     def outcome(self, process: subprocess.Popen[str]) -> dict[str, list[str]]:
-        """For each shard, why the run stopped and what its report says of an error."""
+        """Return for each shard why the run stopped, and the error of its report."""
         out, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
         return json.loads(out.strip().splitlines()[-1])
@@ -329,7 +329,7 @@ def test_the_next_run_interrupts_the_job_of_a_killed_run(world: World) -> None:
 
 
 def test_a_shared_server_ends_the_job_of_a_killed_run(world: World, tmp_path: Path) -> None:
-    """Method: it holds all cores of the server, on which each run has a session of its own."""
+    """Method: it occupies all cores of the server, on which each run has a separate session."""
     port = free_port()
     conf = {
         "spark.connect.execute.manager.detachedTimeout": "10s",
@@ -382,7 +382,7 @@ class Runner:
         return {report.shard: [report.stopped.value, report.error] for report in done}
 
     def replay(self) -> dict[str, list[str]]:
-        """Replay all shards; return how many batches of each were made anew, and its error."""
+        """Replay all shards; return the number of replayed batches of each, and its error."""
         spark = SparkResource(mode=self.mode, folder=str(self.folder))
         replay.time = ClockFrom((self.home / "told").exists)
         reports = replay_on_spark(

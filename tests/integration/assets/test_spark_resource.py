@@ -79,7 +79,7 @@ def test_workers_load_the_installed_pyspark(connect_session: Any) -> None:
 
 
 def test_modules_of_a_worker_are_excluded_from_garbage_collection(connect_session: Any) -> None:
-    """Spark collects garbage after each task: it would look at all imported modules again."""
+    """Spark collects garbage after each task, and would scan all imported modules each time."""
     import pyarrow as pa
 
     def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,7 +119,7 @@ def error_at(address: str, folder: Path) -> str:
 
 
 def test_a_dead_server_is_reported_within_seconds(tmp_path: Path) -> None:
-    """Goal: a run must not wait for ten minutes. Method: an address where nobody listens."""
+    """Goal: a run does not wait for ten minutes. Method: an address without a server."""
     error = error_at("sc://localhost:1", tmp_path)
     assert "SparkUnavailable: No Spark Connect server answers at localhost:1" in error
 
@@ -141,11 +141,11 @@ def test_a_server_that_dies_before_the_first_call_is_reported_soon(tmp_path: Pat
 
 
 class Terminator:
-    """Ends TLS before a server on the loopback that speaks none, as a load balancer does.
+    """Ends TLS before a plain server on the loopback, as a load balancer does.
 
     Args:
         certificate: the files of its certificate and key.
-        port: of the server behind it.
+        port: the port of the plain server.
     """
 
     def __init__(self, certificate: tuple[Path, Path], port: int) -> None:
@@ -216,7 +216,7 @@ os._exit(0)
 
 
 def connecting(home: Path, *attempts: tuple[dict[str, Any], str]) -> list[str]:
-    """Return all that a process says that counts to 7 at Connect servers, each with a token."""
+    """Return the output of a process that counts to 7 at Connect servers, each with a token."""
     answer = subprocess.run(
         [sys.executable, "-c", CONNECTING, str(home)],
         input="".join(json.dumps(attempt) + "\n" for attempt in attempts),
@@ -235,7 +235,7 @@ def connecting(home: Path, *attempts: tuple[dict[str, Any], str]) -> list[str]:
 def test_a_server_behind_tls_is_reached_with_its_authority_and_the_token(
     tmp_path: Path, spark_folder: Path, connect_session: Any
 ) -> None:
-    """Goal: the token travels encrypted, to a server that is trusted, and is seen nowhere else."""
+    """Goal: the token is sent encrypted to a trusted server, and is shown nowhere."""
     authority, server = Authority(tmp_path / "authority"), running(spark_folder)
     assert server is not None
     token = ConnectServer.read_token(spark_folder)

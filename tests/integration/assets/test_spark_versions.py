@@ -72,7 +72,7 @@ def python(*arguments: str, variables: dict[str, str]) -> tuple[int, str]:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[dict[str, str]]:
-    """The variables by which a client comes to a server of one version."""
+    """Return the variables that connect a client to a server of one version."""
     folder = tmp_path_factory.mktemp("server")
     code, output = python("-c", START, str(folder), variables=environment(request.param))
     assert code == 0, output

@@ -1,7 +1,7 @@
-"""A run whose Spark stalls gives its shards up, and the next one continues.
+"""A run whose Spark stalls releases its shards, and the next one continues.
 
-A process of its own consumes, as Dagster has it. What stalls is, in turn, the user's code,
-Spark's Python workers, and the whole server.
+A separate process consumes, as in Dagster. In turn, the user's code, Spark's Python workers and the
+whole server stall.
 """
 
 from __future__ import annotations
@@ -63,13 +63,15 @@ class Home:
         )
 
     def outcome(self, process: subprocess.Popen[str]) -> dict[str, list[str]]:
-        """For each shard, why the run stopped and what its report says of an error."""
+        """Return for each shard why the run stopped, and the error of its report."""
         out, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
         return json.loads(out.strip().splitlines()[-1])
 
     def stall(self, way: str, freeze: Callable[[], None] | None = None) -> None:
-        """A run that stalls in the middle of its batch, and so does what `freeze` stops."""
+        """A run that stalls in the middle of its batch, together with the processes that `freeze`
+        stops.
+        """
         (self.home / "hold").touch()
         process = self.start(way, ABANDON_S) if freeze else self.start(way)
         try:
@@ -102,7 +104,7 @@ class Home:
         return server
 
     def freeze_python(self) -> None:
-        """Freeze those that read, transform and write, and those that start them."""
+        """Freeze the workers that read, transform and write, and the processes that start them."""
         frozen = 0
         for each in psutil.Process(self.server().pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):

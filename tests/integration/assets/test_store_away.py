@@ -1,6 +1,7 @@
-"""The store, or the catalog, is away for a while: who says so, and nothing is lost or doubled.
+"""An outage of the store or the catalog: which part reports it, and no record is lost or
+duplicated.
 
-The store's server is stopped and started again with all that it holds, and so is the catalog's.
+The server of the store, and that of the catalog, is stopped and restarted with its data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sweeps on a classic session, in a process of its own: one process can hold one kind only."""
+"""Sweeps on a classic session, in a separate process: a process can have only one kind of
+session.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Consume
 
 
 def forget_project() -> None:
-    """Forget what was imported as this project, by another test as well."""
+    """Remove the imported modules of this project, also those of another test."""
     for name in ("visits_project", "visits_project.streams"):
         sys.modules.pop(name, None)
 
@@ -173,7 +173,7 @@ def test_the_commands_of_a_move_to_mysql_keep_each_record_once(
 def test_the_commands_of_a_replay_fix_the_output(
     visits: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug refused what was read last: the replay brings it in.
+    """A bug sent the last records to quarantine: the replay commits them.
 
     The vacuum removes the quarantine files, which no snapshot of the table names.
     """
@@ -260,10 +260,10 @@ def test_an_asset_of_dagster_iceberg_reads_the_table(
 def test_the_queries_of_the_page_read_the_table(
     home: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks of Python; Spark's is the line that `test_engines` has its Spark run.
+    """The Python blocks are run; Spark's is the line that `test_engines` runs.
 
-    Neither Trino nor Athena runs here: their blocks, and the settings of Spark's JDBC catalog, are
-    what their own documentation prescribes, and are not run.
+    Trino and Athena do not run here. Their blocks, and the settings of Spark's JDBC catalog, follow
+    their documentation and are not run.
     """
     printed("table create demo")
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", home.settings.store_url.get_secret_value())

@@ -1,4 +1,4 @@
-"""The database set-up of docs/how-to/operations.md works as it is written."""
+"""The database set-up of docs/how-to/operations.md works as written."""
 
 from __future__ import annotations
 

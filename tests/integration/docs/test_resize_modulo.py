@@ -38,7 +38,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.Dag
 
 
 def write(declaration: str, *nodes: str) -> None:
-    """Write the module of a declaration, with a name of its own, and the settings."""
+    """Write the module of a declaration, under a new name, and the settings."""
     module = f"streams_of_{len(nodes)}_nodes"
     Path(f"{module}.py").write_text(declaration, "utf-8")
     Path(SETTINGS_FILE).write_text(f'module = "{module}"\nnodes = {[*nodes]}\n', "utf-8")

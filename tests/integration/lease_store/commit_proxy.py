@@ -22,7 +22,7 @@ class CommitProxy:
     """Forwards everything until a cut is armed; then the next COMMIT ends its connection.
 
     Attributes:
-        port: on 127.0.0.1; whoever connects must not ask for TLS, which the proxy cannot read.
+        port: its port on 127.0.0.1; clients must not use TLS, which the proxy cannot read.
         done: the cuts that were made.
         queries: the texts of the statements that passed.
     """

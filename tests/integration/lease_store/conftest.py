@@ -20,7 +20,7 @@ _numbers = count(1)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what uses `server` on the servers that its marker `servers` names."""
+    """Run tests that use `server` on the servers that their marker `servers` names."""
     if "server" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("servers")
         names = marker.args if marker is not None else ("mariadb",)
@@ -50,7 +50,9 @@ def with_tables() -> dict[str, str]:
 
 @pytest.fixture
 def store_url(server: DatabaseServer, with_tables: dict[str, str]) -> str:
-    """The URL of a database with empty tables: making them anew would take longer than a test."""
+    """The URL of a database with empty tables; creating them again would take longer than a
+    test.
+    """
     name, kind = "with_tables", type(server).__name__
     if kind in with_tables:
         server.execute(*(f"DELETE FROM {table}" for table in metadata.tables), database=name)

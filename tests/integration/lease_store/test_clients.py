@@ -133,7 +133,7 @@ def test_workers_that_join_and_leave_process_each_record_once(store: LeaseStore,
 
 
 def consume_until_told(url: str, log: Path, confirmed: int, parent: Connection) -> None:
-    """Another process: confirms some records, and the next ones only when it is told to."""
+    """Another process: confirms some records, and the next ones only on request."""
     store = open_store(url)
     client = PullClient(
         store, KEY, SourceFeed(LocalLog(log)), name=NodeName("doomed"), incarnation="doomed-1"

@@ -43,8 +43,8 @@ def test_a_drain_waits_for_a_tenure_opened_before_the_pause(
 ) -> None:
     """1. A run finds the group not paused. 2. It is paused. 3. The drain must see the run.
 
-    The opening stalls between its last look and its write until the pause is committed; the
-    drain is asked for while it still does.
+    The opening waits between its last check and its write until the pause is committed, and the
+    drain starts before it continues.
     """
     runner, operator = stores
     world = World(runner, GroupKey.parse("group", "stream"))
@@ -90,9 +90,10 @@ def test_a_drain_waits_for_a_tenure_opened_before_the_pause(
 def test_a_tenure_after_the_pause_is_refused(
     stores: tuple[LeaseStore, LeaseStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A run is about to lock the row. 2. The group is paused and found drained. 3. It locks it.
+    """1. A run is about to lock the row. 2. The group is paused and drained. 3. The run locks the
+    row.
 
-    Had it looked at the group before step 1, it would open the shard now.
+    If it had checked the group before step 1, it would open the shard now.
     """
     runner, operator = stores
     world = World(runner, GroupKey.parse("group", "behind"))

@@ -1,8 +1,8 @@
 """A process that freezes within a transaction: the server soon undoes it and frees its rows.
 
-Method: a process of its own claims a shard, and stops itself with its statements sent and its
-COMMIT not. The others then get at the rows after the limit of a silent session, which is shorter
-here. Woken up, the process finds its transaction gone and says what really became of its claim.
+Method: a separate process claims a shard, and stops itself after it has sent its statements and
+before its COMMIT. Others then get the rows after the limit of a silent session, which is shorter
+here. Once it continues, the process finds its transaction undone and reports the claim as lost.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_locks_of_a_frozen_client_are_released(
 
 
 def claim(url: str) -> None:
-    """Claim the shard for node A, in a process of its own."""
+    """Claim the shard for node A in a separate process."""
     transactions.IDLE_TRANSACTION_S = LIMIT_S
     store = open_store(url)
     store.groups()  # a connection that was in use before is limited like a new one

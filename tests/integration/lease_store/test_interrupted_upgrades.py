@@ -1,9 +1,9 @@
-"""An upgrade that is cut off after any statement, or refused, continues when it is repeated.
+"""An upgrade that is killed after any statement, or refused, is completed by repeating it.
 
 Method: an upgrade is killed after its first statement that changes something, repeated and killed
-after the next one, and so on to the end. What the database commits by itself stays, so that every
-state between two statements of every revision is one that an upgrade begins with. Where a killed
-upgrade leaves nothing, the next one gets one statement further.
+after the next one, and so on to the end. Since the database commits each statement, every state
+between two statements of every revision is the start of an upgrade. If a killed upgrade leaves no
+change, the next one is killed one statement later.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ WITHOUT_TRIGGER = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "I
 
 
 class Killed(BaseException):
-    """The process that upgrades is no more."""
+    """Raised in place of the death of the upgrading process."""
 
 
 class Executioner:
-    """Kills each upgrade after the first statement that none was killed after before.
+    """Kills each upgrade after the first statement after which no earlier upgrade was killed.
 
-    Indexes of one table are made in any order, so that counting statements would miss some.
+    Indexes of one table are created in any order, so counting statements would miss some.
 
     Attributes:
         seen: all statements that changed something.
-        last_ones: those that an upgrade was killed after.
+        last_ones: the statements after which an upgrade was killed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -56,7 +56,7 @@ class Executioner:
         event.listen(engine, "after_cursor_execute", self)
 
     def survives(self, engine: Engine) -> bool:
-        """Upgrade; tell whether it came to its end."""
+        """Upgrade; return True if it was completed."""
         try:
             upgrade(engine)
         except Killed:

@@ -1,4 +1,4 @@
-"""A merged file of very many ledger rows expires as a whole, and what follows it after that."""
+"""A merged file of very many ledger rows expires as a whole, and later rows after it."""
 
 from __future__ import annotations
 

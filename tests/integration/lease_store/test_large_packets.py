@@ -1,4 +1,4 @@
-"""A statement that is larger than the server takes: told apart from a server that is away."""
+"""A statement larger than the server accepts is distinguished from a server that is down."""
 
 from __future__ import annotations
 

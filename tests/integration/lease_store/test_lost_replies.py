@@ -1,4 +1,4 @@
-"""A connection that breaks at COMMIT: before it arrives and after it took effect look alike."""
+"""A connection that breaks at COMMIT: losses before its arrival and after its effect look alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.servers("mariadb", "mysql")
 
 @dataclass(frozen=True)
 class Case:
-    """A verb, the answer it must give, and what must then be true."""
+    """An operation, its expected result, and the expected state after it."""
 
     name: str
     verb: Callable[[World], Any]
@@ -323,7 +323,7 @@ def test_a_lost_reply_cannot_be_settled_on_a_replica(
     proxy: CommitProxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a fail-over nobody can say that nothing was changed."""
+    """After a fail-over, no server can say whether the transaction was committed."""
     world = through_proxy
     world.group()
     world.join(A)

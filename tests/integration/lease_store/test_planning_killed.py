@@ -1,8 +1,9 @@
-"""Kill a planning process at every step of observe, plan, claim, evict and hand over.
+"""Kill a planning process at every step of observe, plan, claim, evict and transfer.
 
-Method: for each step a group of its own, and a process of its own that serves a node of it and dies
-at the failpoint, all at the same time on a real database. Another node, which knows nothing of the
-dead one, continues; in the end the living share all shards, and the journal proves the promises.
+Method: for each step, a separate group and a separate process that serves a node of it and dies at
+the failpoint, all at the same time on a real database. Another node, which knows nothing about the
+dead one, continues. In the end the live nodes share all shards, and the journal proves the
+promises.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def kill_at_every_step(url: str, living: Groups) -> None:
 
 
 def main(url: str, point: Failpoint) -> None:
-    """A node of its own, until the failpoint ends it."""
+    """Serve a separate node until the failpoint ends the process."""
     store = open_store(url)
     store.sync_shards(key_of(point), SHARDS, observer="killed")
     own = rebalancer(store, point, KILLED)

@@ -35,7 +35,7 @@ class RowCount:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is read inside of the block."""
+        """Count the rows that are read inside the block."""
         quiet = -self._read_until_now() + self._read_until_now()
         before = self._read_until_now()
         yield
@@ -73,7 +73,7 @@ def test_a_page_reads_no_row_of_another_page(
 def test_a_node_that_leaves_reads_no_shard_of_other_nodes(
     server: DatabaseServer, shared: SqlStore
 ) -> None:
-    """It frees what it holds and what it waits for: the next owner is looked up like the holder."""
+    """It frees the shards that it holds and that it waits for: both owners have an index."""
     count = RowCount(server)
     with count.counting():
         left = shared.leave(KEY, NODES[0], f"{NODES[0]}-1")

@@ -1,4 +1,4 @@
-"""The schema: what migrations make, who may use it, and many processes that start at once."""
+"""The schema: the tables of the migrations, the releases that can use it, and concurrent starts."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_version_table_is_our_own(url: str, engine: Engine) -> None:
 
 
 def test_an_upgrade_keeps_existing_catalog_tables(url: str, engine: Engine) -> None:
-    """Another program's tables of this name, made before Iceberg knew views, stay as they are."""
+    """Tables of this name that another program created before Iceberg had views stay unchanged."""
     execute(
         engine,
         "CREATE TABLE iceberg_tables (catalog_name VARCHAR(255) NOT NULL, "

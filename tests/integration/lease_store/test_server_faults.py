@@ -33,7 +33,7 @@ def database(world: World) -> str:
 
 @contextmanager
 def locked(server: DatabaseServer, world: World, statement: str) -> Generator[Any]:
-    """Somebody else's open transaction that has run a statement."""
+    """An open transaction of another process that has run a statement."""
     connection = server.connect(database(world))
     try:
         connection.autocommit(False)
@@ -215,7 +215,7 @@ def test_connections_to_a_demoted_server_are_dropped(server: DatabaseServer, wor
 def test_a_privileged_account_does_not_write_to_a_replica(
     server: DatabaseServer, server_url: str
 ) -> None:
-    """The server refuses ordinary accounts only, so that ours looks for itself."""
+    """The server refuses only ordinary accounts, so the store checks for itself."""
     from dagster_leasehold.lease_store import open_store
 
     server.execute(
@@ -240,7 +240,7 @@ def test_a_privileged_account_does_not_write_to_a_replica(
 
 
 def test_a_long_lived_connection_sees_new_commits(world: World) -> None:
-    """Two ticks with a change of somebody else in between: the second sees it."""
+    """Two ticks with a change by another process between them: the second sees it."""
     held(world)
     from dagster_leasehold.lease_store import open_store
 

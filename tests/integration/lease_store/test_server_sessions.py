@@ -1,4 +1,4 @@
-"""Sessions that are set up for leases, against what servers do by default."""
+"""Sessions that are set up for leases, despite the defaults of servers."""
 
 from __future__ import annotations
 
@@ -110,8 +110,9 @@ def test_the_shards_of_a_node_that_leaves_are_freed_together(
 def test_a_session_that_cannot_be_set_up_is_refused(
     server: DatabaseServer, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something between us and the server rewrites settings: said at connect, not by a lost
-    update."""
+    """A proxy before the server rewrites settings: this is an error at connect, not a lost
+    update.
+    """
     from dagster_leasehold.lease_store import transactions
 
     monkeypatch.setattr(transactions, "SQL_MODE", "ANSI_QUOTES")
@@ -216,7 +217,7 @@ def test_stored_times_do_not_depend_on_the_time_zone_of_the_server(
 
 
 def test_the_clock_of_the_database_decides_nothing(server: DatabaseServer, world: World) -> None:
-    """The clock that sessions see is set a year back between two verbs: nobody loses anything."""
+    """The clock that sessions see is set back a year between two operations: no lease is lost."""
     world.group()
     world.join(A)
     world.add(X)

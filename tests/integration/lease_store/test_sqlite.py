@@ -1,4 +1,4 @@
-"""SQLite as the embedded default: many processes, files that are not what they should be."""
+"""SQLite as the embedded default: many processes, and damaged or foreign files."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ from dagster_leasehold.lease_store.store import LeaseStore
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("shards", [1, 10, 400])
 def test_upkeep_depends_on_the_nodes_and_not_on_the_shards(tmp_path: Path, shards: int, nodes: int):
-    """Three statements for an idle tick, and one row written for a beat, whatever is held."""
+    """Three statements for an idle tick, and one row written for a beat, for any number of
+    shards.
+    """
     cost = volume_leases(f"sqlite:///{tmp_path}/leases.db", shards, nodes)
     assert cost.rows_written == BEATS_PER_TERM * nodes
     assert cost.statements <= 3 * BEATS_PER_TERM * nodes

@@ -1,8 +1,8 @@
-"""The work of a deployment costs the same, ten times as many batches later.
+"""The work of a deployment costs the same with ten times as many batches.
 
-Goal: no statement goes through rows that it does not need. Method: the work is counted, not timed,
-on a store of 400 batches and on one of 4,000, as many entries in the journal: the instructions of
-SQLite's machine, the rows that MariaDB and MySQL look at, and the statements.
+Goal: no statement reads rows that it does not need. Method: the work is counted, not timed, on a
+store of 400 batches and on one of 4,000, with as many entries in the journal: the instructions of
+SQLite's machine, the rows that MariaDB and MySQL read, and the statements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Work = Callable[[], object]
 
 @dataclass
 class Aged:
-    """An old store, and a count of what is done on it."""
+    """An old store, and a count of the work on it."""
 
     age: Age
     store: SqlStore
@@ -76,7 +76,7 @@ class Aged:
         return sum(int(value) for _, value in rows)
 
     def cost(self, work: Work) -> tuple[int, int]:
-        """The statements of some work, and what the database did for them."""
+        """The statements of some work, and the work of the database for them."""
         work()  # what is read once per process or connection is no matter here
         statements, before = self.statements, self._read()
         work()
@@ -113,7 +113,7 @@ def pair(
 
 
 def work_of(aged: Aged) -> dict[str, Work]:
-    """The verbs that a deployment calls all the time, and those that people look through."""
+    """The operations that a deployment calls all the time, and those of commands."""
     store, age = aged.store, aged.age
     run = Consumption.begin(store, age)
     shard = age.names[0]
@@ -182,7 +182,7 @@ def test_costs_do_not_grow_with_the_age_of_the_store(pair: list[Aged]) -> None:
 
 
 def test_the_counter_notices_a_cost_that_grows(pair: list[Aged]) -> None:
-    """The test before is worth something only if reading everything looks expensive."""
+    """The test before is only valid if reading everything is expensive."""
     small, large = (aged.cost(lambda aged=aged: aged.store.batches(KEY)) for aged in pair)
     assert large[1] > small[1] * 5
 

@@ -109,7 +109,7 @@ class Left:
         AgentState(current_place(), "first", (self.process,)).write(self.folder)
 
     def server_for(self, module: str = DEFINITIONS_MODULE, **variables: str) -> LeftServer | None:
-        """Return what an agent with this module and these further variables finds."""
+        """Return the code server that an agent with this module and these variables starts."""
         return left_server(self.folder, module, "127.0.0.1", self.environment | variables)
 
     def successor(self, listen: Endpoint, **how: Any) -> CodeServer:

@@ -1,4 +1,4 @@
-"""`leasehold doctor` on real servers, and what a real worker of Spark has."""
+"""`leasehold doctor` on real servers, and the libraries of a real Spark worker."""
 
 from __future__ import annotations
 

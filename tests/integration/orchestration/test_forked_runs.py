@@ -1,4 +1,4 @@
-"""Runs of a real code server: forked, with the user's code as it is now, and on their own then."""
+"""Runs of a real code server: forked, with the user's current code, and independent afterwards."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Shop:
         return launched["run"]["runId"]
 
     def answer_of(self, run: str) -> dict[str, object]:
-        """Return what a run has written."""
+        """Return the text that a run has written."""
         text = wait_for("a run's price", lambda: self._text(run), RUN_S)
         return json.loads(text)
 

@@ -51,7 +51,7 @@ def ended(command: list[str], **given: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 class Prometheus:
-    """A Prometheus on the loopback, asked over HTTP."""
+    """A Prometheus on the loopback, queried over HTTP."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1"
@@ -111,7 +111,9 @@ def until(ready: Callable[[], object], *, limit_s: float = 40.0) -> None:
 def test_a_frozen_consumer_alerts_within_two_scrapes_and_every_panel_has_data(
     tmp_path: Path,
 ) -> None:
-    """Method: a process consumes what this one appends; it is frozen, and more records come."""
+    """Method: a process consumes the records of this one; it is frozen, and more records are
+    appended.
+    """
     home = ConsumedHome(tmp_path / "home")
     consumes = [sys.executable, "-c", CONSUMES, str(tmp_path / "home")]
     with ExitStack() as stack:

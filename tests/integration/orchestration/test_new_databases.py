@@ -1,4 +1,4 @@
-"""The script `deploy/home/databases.sh` in a new MySQL, and who works with what it makes."""
+"""The script `deploy/home/databases.sh` in a new MySQL, and the accounts that it creates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEY = GroupKey.parse("default", "demo")
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[MySQL]:
-    """A new server, in which the script ran as the image of MySQL runs it."""
+    """A new server in which the script ran as the MySQL image runs it."""
     if reason := mysql_server.reason_missing():
         pytest.skip(reason)
     client = shutil.which("mysql") or shutil.which("mariadb")

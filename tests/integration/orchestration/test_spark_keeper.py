@@ -52,7 +52,7 @@ def keeper(settings: Settings) -> Iterator[SparkKeeper]:
 
 
 def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folder: Path) -> int:
-    """The process of the node's server, as soon as it is as it should be."""
+    """The process of the node's server, once it is ready."""
 
     def right() -> ConnectServer | None:
         keeper.look()
@@ -63,7 +63,7 @@ def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folde
 
 
 def run(program: str, *arguments: Path) -> int:
-    """The exit code of a program that uses Spark, in a process of its own."""
+    """Return the exit code of a program that uses Spark in a separate process."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, cwd=PROJECT, check=False, timeout=RUN_S).returncode
 

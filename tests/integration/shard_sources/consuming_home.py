@@ -31,12 +31,12 @@ class ConsumingHome:
     """The home, and one node of its group `default`.
 
     Args:
-        folder: in which the home is made.
-        monkeypatch: sets the environment in which the command line finds it.
+        folder: the folder in which the home is created.
+        monkeypatch: sets the environment in which the command line finds the home.
         stream: the stream's name.
-        kind: of its source.
+        kind: the kind of its source.
         source: the source, for runs.
-        options: from which the command line opens the source.
+        options: the options from which the command line opens the source.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ def do_as_the_page_says(
     """Run the commands of a block of the how-to page under a heading.
 
     Args:
-        capsys: captures what they print.
+        capsys: captures their output.
         heading: the section of the page.
         block: the number of the block in it.
-        names: what the test calls otherwise, by what the page says.
+        names: the test's names by the names of the page.
     """
     for command in fences(PAGE, "console", heading)[block].splitlines():
         words = shlex.split(command.removeprefix("$ leasehold "))

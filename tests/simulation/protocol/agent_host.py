@@ -148,7 +148,7 @@ class AgentHost(Host):
         self.end(process)
 
     def _plan(self, process: Process) -> None:
-        """Plan for the node on a thread of its own, while the agent lives."""
+        """Plan for the node on a separate thread, while the agent lives."""
         stage, world = self._stage, self._world
         planner = NodePlanner(
             world.connect(process),

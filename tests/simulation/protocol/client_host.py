@@ -60,11 +60,11 @@ class SimulatedFeed:
 
 @dataclass(eq=False)
 class Session:
-    """One life of a client: its process, and the records that its user has worked through.
+    """One life of a client: its process, and the records that its user has processed.
 
     Attributes:
-        done: the numbers of the records that were processed, by shard.
-        left: True once it shuts down, so that its trust means nothing any more.
+        done: the numbers of the processed records, by shard.
+        left: True once it shuts down, so that its trust no longer counts.
     """
 
     process: Process
@@ -96,7 +96,7 @@ class ClientHost(Host):
 
     @override
     def take_runs(self, name: NodeName, accepts_runs: bool) -> None:
-        """Leave it as it is: a client takes no runs, it is its own."""
+        """Do nothing: a client accepts no runs."""
 
     @override
     def trust_windows(self, node: NodeName, incarnation: str, *, ended: bool) -> list[float]:

@@ -16,7 +16,7 @@ SHARDS_MAX = 100_000
 
 
 class Arrival(StrEnum):
-    """The ways in which the first nodes come."""
+    """The ways in which the first nodes join."""
 
     TOGETHER = "together"
     ONE_BY_ONE = "one-by-one"

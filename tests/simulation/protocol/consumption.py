@@ -115,7 +115,7 @@ def consume(run: Run) -> None:
 
 
 def _follow(run: Run, waits: Waits) -> Follow:
-    """Return the way in which a simulated run follows its shards, and plans for its node."""
+    """Return the settings with which a simulated run follows its shards and plans for its node."""
 
     ends_s = run.clock() + waits.pace.budget_s
 

@@ -1,4 +1,4 @@
-"""All hosts of a seed: which kinds of them there are, and who knows what is on them."""
+"""All hosts of a seed: their kinds, and lookups by node."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ARRIVAL_TICKS = 3
 
 
 class Fleet(Members):
-    """The hosts, in the order in which they were made.
+    """The hosts, in the order of their creation.
 
     Attributes:
-        source_count: the count that nodes of a modulo group shall have now.
+        source_count: the current target count of nodes of a modulo group.
     """
 
     def __init__(self, world: Surroundings) -> None:

@@ -64,12 +64,12 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """True if somebody who knew everything would count it as a node."""
+        """True if the host counts as a node with complete knowledge."""
         return self.up and self.paused_until <= self._stage.now
 
     @property
     def reachable(self) -> bool:
-        """True if those who launch runs elsewhere can have this host start one."""
+        """True if launchers elsewhere can start a run on this host."""
         return self.alive and self.server is not None and not self.server.dead and not self.leaving
 
     def processes(self) -> list[Process]:
@@ -78,7 +78,7 @@ class Host:
         return [*servers, *(run.process for run in self.runs.alive())]
 
     def joined(self, members: Mapping[NodeName, Node]) -> bool:
-        """Return True if the group's rows say of this host's nodes what it would say itself."""
+        """Return True if the rows of this host's nodes match its settings."""
         if self.rebalancer is None:
             return False
         incarnations = self.rebalancer.incarnations
@@ -110,7 +110,7 @@ class Host:
         return f"{name}.{self._incarnations}"
 
     def start(self, *, registers: bool = False) -> None:
-        """Start the code server; `registers` has the node in the group before anybody plans."""
+        """Start the code server; `registers` adds the node to the group before the first plan."""
         self.up = self.arrived = True
         self.leaving = self._ready_to_leave = False
         self.leaves_with = []
@@ -208,7 +208,7 @@ class Host:
                 self.launch_for(report, node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
 
     def runs_of(self, node: NodeName) -> HostRuns:
-        """Return the runs among which are those of a node that it serves."""
+        """Return the runs of a node that it serves."""
         del node
         return self.runs
 

@@ -180,7 +180,7 @@ class HostFailures:
         stage.schedule.spawn(process, tick)
 
     def _manual_run(self, host: Host) -> None:
-        """Have somebody materialize a shard on a node, even on one that has not got it."""
+        """Materialize a shard on a node manually, even on a node that does not hold it."""
         stage = self._stage
         if host.incarnations and not host.leaving:
             shard = stage.chance.choice(list(stage.log.shards) or [ShardId("0")])

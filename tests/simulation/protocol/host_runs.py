@@ -47,8 +47,8 @@ class HostRuns:
 
     Args:
         world: the world around the host.
-        clock: the host's.
-        stop_requested: says if the host's runs shall come to their end.
+        clock: the host's clock.
+        stop_requested: returns True if the host's runs should stop.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HostRuns:
     def worth_a_run(
         self, progress: Progress, replaces: dict[ShardId, str], starting: Collection[ShardId]
     ) -> bool:
-        """Return True if a shard has something to read and nobody who reads it.
+        """Return True if a shard has unread records and no run reads it.
 
         A run that has ended without closing the shard is added to `replaces`.
         """
@@ -113,7 +113,7 @@ class HostRuns:
         return False
 
     def ask_back(self, shard: ShardId) -> None:
-        """Ask runs that follow to release a shard, as whoever materializes it by hand does."""
+        """Ask following runs to release a shard, as a manual materialization does."""
         for run in self.alive():
             if run.waits is not None:
                 run.waits.ask_back(shard)

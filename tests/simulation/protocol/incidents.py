@@ -1,7 +1,7 @@
-"""Everything that happens to the world: planned events, and what the seed's fault rates bring.
+"""Incidents of the world: planned events, and random faults by the seed's rates.
 
-Operators change the settings of a deployment and start its code servers again, one after the other,
-in any order. Here that happens in swarms alone, to groups that assign by modulo or by name.
+Operators change the settings of a deployment and restart its code servers one after the other, in
+any order. Here this happens only in swarms, to modulo and pinned groups.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class SettingsChanges:
             stage.schedule.call(0.0, lambda: self._pin(host))
 
     def settle(self) -> None:
-        """Give all nodes the settings that they are to have: everything heals.
+        """Give all nodes their final settings when faults stop.
 
-        A cursor inside a batch is refused at every run; whoever reads that takes it back.
+        A cursor inside a batch is refused at every run; an operator who reads that reverts it.
         """
         for host in self._fleet.hosts:
             self._resize(host)
@@ -125,9 +125,9 @@ class Incidents:
 
     Args:
         stage: the stage.
-        fleet: the hosts, to which some of them happen.
-        failures: happen to hosts.
-        watch: looks at a store before and after it loses its last commits.
+        fleet: the hosts.
+        failures: carries out failures of hosts.
+        watch: checks a store before and after it loses its last commits.
         administer: calls the store as an operator does.
     """
 

@@ -1,6 +1,6 @@
-"""Rounds, moves and take-overs: how fast and how cheaply a group follows its changes.
+"""Rounds, moves and take-overs: the speed and the cost with which a group follows its changes.
 
-A count of moves says little without the fewest that there could have been, so those are added up.
+A count of moves means little without the fewest possible moves, so these are added up.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.simulation.protocol.stage import Stage
 
 
 class FewestMoves:
-    """Follows a group from one settled state to the next, and adds up what each way needs at least.
+    """Follows a group from one settled state to the next, and adds up the fewest possible moves.
 
-    What happens between two settled states is one change, however many members and shards it
-    concerns: a group that was still busy with the first of two changes is not asked to have
-    finished it. So no group can do with fewer moves than the total; one that moves nothing in vain
-    and settles after every change needs just as many.
+    All events between two settled states are one change, however many members and shards they
+    concern: a group that was still busy with the first of two events need not have finished it. So
+    no group can need fewer moves than the total, and a group that settles after every event without
+    a useless move needs exactly as many.
 
     Attributes:
         total: the sum so far.
@@ -36,15 +36,15 @@ class FewestMoves:
         self._moves = 0
 
     def settled(self, snapshot: Snapshot, live: Collection[NodeName], moves: int) -> str:
-        """Add what the way from the last settled state to this one needs at least.
+        """Add the fewest possible moves from the last settled state to this one.
 
         Args:
-            snapshot: the group, in which no move is left to make.
-            live: its members that live.
-            moves: how many changes of owner there have been in all.
+            snapshot: the group, without remaining moves.
+            live: its live members.
+            moves: the number of changes of owner so far.
 
         Returns:
-            A sentence where the group made fewer moves than are needed, else nothing.
+            A sentence if the group made fewer moves than are needed, otherwise an empty one.
         """
         needed = fewest_moves(snapshot, live=live, owners=self._owners)
         made = moves - self._moves
@@ -104,7 +104,7 @@ class Measures:
         self._settled(report.generation, report.live)
 
     def _compare(self, host: NodeName, report: TickReport) -> None:
-        """I19: what a planner keeps of the group is what the store has, a tick later at most."""
+        """I19: a planner's memory of the group equals the store, at most one tick later."""
         store, key = self._stage.store, self._stage.key
         untrue = {_ownership(row) for row in report.snapshot.shards}
         untrue -= {_ownership(row) for row in store.snapshot(key).shards}
@@ -117,9 +117,9 @@ class Measures:
         self._untrue[host] = untrue
 
     def _settled(self, generation: int, live: Collection[NodeName]) -> None:
-        """Take note of a settled group, unless it is not what the tick took it for any more.
+        """Record that a group settled, unless it changed since the tick read it.
 
-        A fail-over can lose commits: the same generation then comes again, with other hand-overs.
+        A fail-over can lose commits: the same generation then comes again, with other transfers.
         """
         snapshot = planning_snapshot(self._stage.store, self._stage.key)
         buried = all(node.name in live for node in snapshot.nodes if node.member)
@@ -135,7 +135,7 @@ class Measures:
             self._stage.violated(f"moves: {missing}")
 
     def restored(self) -> None:
-        """Begin anew after the store lost its last commits: owners changed that nobody moved."""
+        """Start again after the store lost its last commits: owners changed without moves."""
         self._settled_at = -1
         self.fewest.restart(self._stage.store.snapshot(self._stage.key), self.moves)
         self.restart_rounds()
@@ -155,7 +155,7 @@ class Measures:
         self.restart_rounds()
 
     def returned(self, nodes: Collection[NodeName]) -> None:
-        """Take back what nodes that are here again still own: it was not lost after all."""
+        """Do not count shards that returned nodes still own as lost."""
         for lease in self._stage.store.snapshot(self._stage.key).shards:
             if lease.consumer_owner in nodes:
                 self._lost_at.pop(lease.shard, None)

@@ -35,25 +35,25 @@ class WrittenRange:
 
 @dataclass(eq=False)
 class Run:
-    """A run that consumes shards of one node, and all that its consumer may work with.
+    """A run that consumes shards of one node, and everything that its consumer can use.
 
     Attributes:
-        process: what can be killed and paused.
+        process: can be killed and paused.
         store: the run's connection to the store.
         key: the group.
         node: the node that it consumes for.
-        incarnation: under which the node is kept alive.
-        shards: those that it was launched to consume.
-        replaces: runs that its launcher takes for ended, by shard.
-        heartbeat: says if the node's leases may be relied on.
+        incarnation: the incarnation that its beats renew.
+        shards: the shards that it was launched for.
+        replaces: runs that its launcher believes to have ended, by shard.
+        heartbeat: returns True if the node's leases can be trusted.
         clock: the host's monotonic clock.
         log: the records.
-        read: the sweep over ranges: takes the time that reading and writing take.
-        stop_requested: says if the run was asked to stop.
-        pinned: True if its group assigns by name, so that shards may have bootstrap cursors.
-        acknowledge: gets each batch that the run takes for committed.
-        say: gets all that the run reports in words.
-        waits: of a run that follows its shards; None where it ends once they are read.
+        read: the sweep over ranges, which takes the time of reading and writing.
+        stop_requested: returns True if the run was asked to stop.
+        pinned: True if its group is pinned, so that shards can have bootstrap cursors.
+        acknowledge: receives each batch that the run believes to be committed.
+        say: receives all messages of the run.
+        waits: the waits of a following run; None if the run ends once its shards are read.
         planner: plans for its node while it follows.
     """
 
@@ -92,10 +92,10 @@ class Run:
 
 @runtime_checkable
 class TimeTravel(Protocol):
-    """A store that can lose its last commits, like a failover to a replica that was behind."""
+    """A store that can lose its last commits, like a failover to a replica that lagged."""
 
     def backup(self) -> object:
-        """Return all rows as they are now."""
+        """Return all current rows."""
         ...
 
     def restore(self, backup: object) -> None:

@@ -16,7 +16,7 @@ from tests.simulation.protocol.stage import Stage
 
 
 class Ears(Protocol):
-    """Everything that processes tell whoever watches them."""
+    """Everything that processes report to their observers."""
 
     def hear(self, *texts: str) -> None:
         """Take the words of a process, in a log line, a report or a cursor: none is a secret."""
@@ -32,13 +32,13 @@ class Ears(Protocol):
 
 
 class Surroundings(Protocol):
-    """Everything that a host may ask and do; of the other hosts it sees the store alone.
+    """Everything that a host can ask and do; of the other hosts it sees only the store.
 
     Attributes:
-        stage: the stage that it stands on.
-        parts: the code that its processes run.
+        stage: the stage.
+        parts: the code of its processes.
         runs: all runs ever launched, by their unique ids.
-        measures: to be told of each tick.
+        measures: receives each tick.
     """
 
     stage: Stage
@@ -48,7 +48,7 @@ class Surroundings(Protocol):
 
     @property
     def watch(self) -> Ears:
-        """The one who is told what processes say and do."""
+        """The observer of messages and actions of processes."""
         ...
 
     def connect(self, process: Process) -> LeaseStore:
@@ -61,7 +61,7 @@ class Surroundings(Protocol):
 
 
 class Members(Protocol):
-    """Everything that the watch asks of the nodes themselves, which the store cannot tell."""
+    """Everything that the watch asks of the nodes, and that the store cannot tell."""
 
     def trust_of(self, node: NodeName, incarnation: str, *, ended: bool) -> list[float]:
         """Return the virtual times until which an incarnation's processes trust themselves."""

@@ -151,7 +151,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _listening(watch: Watch) -> Generator[None]:
-    """Keep simulated failures out of the real log, and look for secrets in them."""
+    """Keep simulated failures out of the real log, and search them for secrets."""
     listener = _Listener(watch)
     loggers = [logging.getLogger(name) for name in LOGGED]
     former = [(logger, logger.propagate) for logger in loggers]

@@ -1,6 +1,6 @@
-"""Virtual time: who runs next is decided by the clock and, among equals, by the seed.
+"""Virtual time: the clock, and among equal times the seed, decide which strand runs next.
 
-Real code that blocks has to let others continue, so each function under way has a stack of its own:
+Real code that blocks has to let others continue, so each active function has a separate stack:
 greenlets, which wait for each other in one thread.
 """
 
@@ -81,7 +81,7 @@ class Schedule:
         """Put the current strand to sleep.
 
         Raises:
-            Crashed: its process was killed meanwhile.
+            Crashed: its process was killed while it slept.
         """
         task = self._current
         assert task is not None, "only a strand can sleep"
@@ -110,7 +110,7 @@ class Schedule:
             self._resume(entry)
 
     def unwind(self) -> None:
-        """Kill whatever is left, so that no strand outlives the simulation."""
+        """Kill the remaining strands, so that none outlives the simulation."""
         while self._queue:
             entry = heapq.heappop(self._queue)[3]
             if isinstance(entry, _Task):

@@ -54,11 +54,11 @@ class DriverError(Exception):
 
 
 class StoreSeam:
-    """One process's connection to the store; has the verbs of `LeaseStore`.
+    """One process's connection to the store; has the operations of `LeaseStore`.
 
-    Before a call takes effect, and before its reply arrives, any other process may run. A reply
-    that is lost is reported after the read timeout: as unavailable where nothing can have
-    changed, else as unknown.
+    Before a call takes effect, and before its reply arrives, any other process can run. A lost
+    reply is reported after the read timeout: as unavailable if no row can have changed, otherwise
+    as unknown.
     """
 
     def __init__(self, network: Network, process: Process) -> None:

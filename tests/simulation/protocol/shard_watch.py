@@ -31,7 +31,7 @@ class Call:
     args: tuple[Any, ...]
 
     def commit_of(self, shard: ShardId) -> BatchCommit:
-        """Return what it committed for a shard."""
+        """Return the batch that it committed for a shard."""
         commits: Sequence[BatchCommit] = self.args[0]
         return next(commit for commit in commits if commit.tenure.shard == shard)
 
@@ -202,7 +202,7 @@ class ShardWatch:
     def _check_commit(
         self, process: Process, commit: BatchCommit, before: ShardLease, after: ShardLease
     ) -> None:
-        """I3: what becomes visible is exactly what the attempt read, and it joins what was."""
+        """I3: a commit shows exactly the records that the attempt read, after the earlier ones."""
         self._took_effect.add(_effect(commit))
         shard, run = after.shard, commit.tenure.run
         if run != process.name:

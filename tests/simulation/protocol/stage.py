@@ -1,4 +1,4 @@
-"""The stage of one seed: its time, its log and its store, and what everybody on it shares."""
+"""The stage of one seed: its time, its log and its store, which all its parts share."""
 
 from __future__ import annotations
 

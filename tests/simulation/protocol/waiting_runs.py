@@ -1,8 +1,8 @@
-"""Runs that follow their shards: the pace of a seed, their waits, and the wishes of others.
+"""Runs that follow their shards: the pace of a seed, their waits, and the requests of others.
 
-A run that follows does not end at the head of the log: it waits there, and has to answer whoever
-asks for one of its shards, or for its end. Every wait is checked against what the run was asked
-for when it last looked, and the promise is numbered I15.
+A following run does not end at the end of the log. It waits there, and has to react to each request
+to release a shard or to end. Every wait is checked against the requests at its last check; the
+number of that promise is I15.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LEAST_WAIT_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The wishes of others that a run has not answered yet.
+    """The requests that a run has not carried out yet.
 
     Attributes:
         take: shards of its node to open.
-        let_go: shards to let go.
-        finish: end as soon as nothing is due.
+        let_go: shards to release.
+        finish: end as soon as no record is due.
         stop: end at the next checkpoint.
     """
 
@@ -65,21 +65,21 @@ class Follower(Protocol):
 
     @property
     def stop_requested(self) -> Callable[[], bool]:
-        """A function that says if the run was asked to stop."""
+        """A function that returns True if the run was asked to stop."""
         ...
 
 
 @dataclass(eq=False)
 class Waits:
-    """The waits of one run, and the wishes that others have put to it.
+    """The waits of one run, and the requests of others.
 
     Attributes:
         run: the run that waits.
-        pace: of its group.
+        pace: the pace of its group.
         sleep: puts the run to sleep for seconds of its host's clock.
         stage: the stage, for the rows of the store and for violations.
         awaited: shards that it has not tried to open yet.
-        finish: True once it was asked to end as soon as nothing is due.
+        finish: True once it was asked to end as soon as no record is due.
         stop: True once it was asked to end at its checkpoint.
     """
 
@@ -99,7 +99,7 @@ class Waits:
 
     @property
     def ending(self) -> bool:
-        """True once somebody has asked for its end."""
+        """True once it was asked to end."""
         return self.finish or self.stop
 
     def offer(self, shards: Sequence[ShardId]) -> None:
@@ -112,7 +112,7 @@ class Waits:
         self._let_go.add(shard)
 
     def look(self) -> Wishes:
-        """Hand out the wishes, as a run asks for them when it looks what others want of it."""
+        """Return the requests, as a run reads them at each check."""
         run = self.run
         self._looked_s = run.clock()
         self._must_end = ""
@@ -130,7 +130,7 @@ class Waits:
         return wishes
 
     def wait(self, seconds: float) -> None:
-        """Let the run wait, unless it owes somebody an answer."""
+        """Let the run wait, unless a request is open."""
         stage, run = self.stage, self.run
         stage.waits["waited"] += 1
         if self._held is None:
@@ -150,7 +150,7 @@ class Waits:
         self.sleep(max(seconds, LEAST_WAIT_S))
 
     def _look_at_shards(self) -> None:
-        """Count for each shard the looks in a row at which the run should have release it."""
+        """Count for each shard the consecutive checks at which the run should have released it."""
         stage = self.stage
         snapshot = stage.store.snapshot(stage.key)
         rows = [lease for lease in snapshot.shards if lease.consumer_run == self.run.name]
@@ -169,11 +169,11 @@ class Waits:
 
 
 class WishesByChance:
-    """Has somebody ask following runs to end, now and then.
+    """Asks following runs to end, at random.
 
     Args:
         stage: the stage.
-        waits: returns those of the runs that follow now.
+        waits: returns the waits of the runs that follow now.
     """
 
     def __init__(self, stage: Stage, waits: Callable[[], list[Waits]]) -> None:

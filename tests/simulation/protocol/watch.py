@@ -1,6 +1,8 @@
-"""The invariants, checked after every call that may have written, and as a whole now and then.
+"""The invariants, checked after every call that could have written, and completely from time to
+time.
 
-Those of nodes are here: counters only rise, and nobody loses its node while it trusts itself."""
+Those of nodes are here: counters only rise, and no node is lost while it trusts itself.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class NodeWatch:
     Args:
         stage: the stage.
         members: the nodes themselves.
-        works: says if a node had a shard open before the call.
+        works: returns True if a node had a shard open before the call.
     """
 
     def __init__(self, stage: Stage, members: Members, works: Callable[[NodeName], bool]) -> None:
@@ -72,7 +74,7 @@ class NodeWatch:
         return changed
 
     def check_renewed(self, name: NodeName, incarnation: str) -> None:
-        """I4: only the incarnation that answers to a name is renewed; asked after each beat.
+        """I4: only the current incarnation of a name is renewed; checked after each beat.
 
         A node that lost its place within the excused time beats once more before it notices.
         """
@@ -84,10 +86,10 @@ class NodeWatch:
             self._check_distrusted(late, "renewed under another's name")
 
     def _check_distrusted(self, node: Node, how: str) -> None:
-        """I4: whoever loses its node had stopped trusting itself before.
+        """I4: a node that is lost had stopped trusting itself before.
 
-        A node that leaves with no shard open relied on nothing: a run that opens one later is not
-        its holder any more.
+        A node that leaves with no shard open relied on nothing: a run that opens one later is no
+        longer its holder.
         """
         now = self._stage.now
         member = (node.name, node.incarnation)
@@ -109,10 +111,9 @@ class NodeWatch:
 
 
 class Watch:
-    """Compares what each call left with what was there before it.
+    """Compares the rows after each call with the rows before it.
 
-    It knows the rules, not the store's code: a store that breaks one is found, whatever it thinks
-    of itself.
+    It knows the rules, not the store's code, so it finds a store that breaks a rule.
     """
 
     def __init__(self, stage: Stage, members: Members, measures: Measures) -> None:
@@ -122,7 +123,7 @@ class Watch:
         self._nodes = NodeWatch(stage, members, self._shards.works)
 
     def after(self, verb: str, process: Process, args: tuple[Any, ...]) -> None:
-        """Check the rows that a call left behind."""
+        """Check the rows after a call."""
         stage = self._stage
         if verb == "beat":
             self._nodes.beaten(stage.store.pulse(stage.key).nodes)
@@ -138,7 +139,7 @@ class Watch:
         self._shards.acknowledge(process, commits)
 
     def beaten(self, node: NodeName, incarnation: str) -> None:
-        """Check that a beat renewed nobody but the incarnation that answers to the name."""
+        """Check that a beat renewed only the current incarnation of the name."""
         self._nodes.check_renewed(node, incarnation)
 
     def hear(self, *texts: str) -> None:
@@ -148,7 +149,7 @@ class Watch:
                 self._stage.violated(f"I10: a secret was said: {text.replace(SECRET, '***')[:200]}")
 
     def restored(self) -> None:
-        """Begin anew with what a store holds that lost its last commits."""
+        """Start again with the rows of a store that lost its last commits."""
         stage = self._stage
         stage.restores += 1
         snapshot = stage.store.snapshot(stage.key)

@@ -56,7 +56,7 @@ class Convergence:
         return stage.config.timeout_s + units * stage.unit_s
 
     def unsettled(self) -> list[str]:
-        """Return what keeps the group from being settled, as sentences."""
+        """Return sentences on why the group is not settled."""
         snapshot = planning_snapshot(self._stage.store, self._stage.key)
         members = {node.name: node for node in snapshot.nodes if node.member}
         return [*self._hosts(members), *self._shards(snapshot, members)]
@@ -108,11 +108,11 @@ class Convergence:
             yield f"shard {shard} has been read, but is not over"
 
     def _not_heard_of(self, host: Host) -> bool:
-        """Return True if others may still take the host for dead.
+        """Return True if others can still consider the host dead.
 
-        1. A host stalls for almost T, continues, and the group looks settled.
-        2. Its own tick comes a moment later, and an eviction that is right comes before it.
-        3. So the group is settled only T after the last of its processes continued.
+        1. A host stalls for almost T, continues, and the group looks settled. 2. Its own tick comes
+        a moment later, and a correct eviction comes before it. 3. So the group is settled only T
+        after the last of its processes continued.
         """
         since = max(self._stage.now - self._stage.config.timeout_s, 0.0)
         return any(process.paused_until > since for process in host.processes())
@@ -126,8 +126,8 @@ def _fits(node: Node) -> bool:
 class World(Network):
     """Everything of one seed, and the port through which hosts and their calls reach the rest.
 
-    A safety phase continues for a number of store calls; then everything heals, and the group has
-    to converge within a bound and stay as it is.
+    A phase of faults lasts for a number of store calls. Then faults stop, and the group has to
+    converge within a bound and stay unchanged.
     """
 
     def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
@@ -228,7 +228,7 @@ class World(Network):
             self.stage.violated(f"I6: {moved} moves in a settled group")
 
     def _administer(self, verb: str, *args: Any, **options: Any) -> None:
-        """Call the store for somebody outside the simulation: at once, and without faults."""
+        """Call the store from outside the simulation: at once, and without faults."""
         getattr(self.stage.store, verb)(*args, **options)
         self.watch.after(verb, Process("administrator"), args)
 

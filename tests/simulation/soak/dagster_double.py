@@ -1,8 +1,8 @@
 """One Dagster deployment: its daemon, its code server with the real sensors, its runs and agents.
 
-The instance is a real one on stand-ins for its storage, and runs of yesterday are deleted, as an
-operator's retention does. The daemon is the loop that calls the sensors and launches what they ask
-for; it keeps run keys for ever. Code servers and agents are real objects of this process.
+The instance is a real one on stand-ins for its storage, and runs of the day before are deleted, as
+an operator's retention does. The daemon is a loop that calls the sensors and launches the runs that
+they request; it keeps run keys forever. Code servers and agents are real objects of this process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DagsterDouble:
         name: for messages.
         nodes: the nodes of its setting, or those that have agents.
         agents: True if an agent beats for each node.
-        hourly: the downstream asset that this deployment makes; None where another does.
+        hourly: the downstream asset that this deployment computes; None if another does.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class DagsterDouble:
     # -- code server ----------------------------------------------------------------------------
 
     def restart_code_server(self) -> None:
-        """Build the sensors anew: what was only in their memory is gone."""
+        """Build the sensors again: their memory is lost."""
         self.sensors: dict[str, Step | dg.SensorDefinition] = {}
         for place in self.streams.values():
             builders = [shard_list_step, rebalance_step, janitor_step, outbox_step]
@@ -259,7 +259,7 @@ class DagsterDouble:
         self.time.end(double.process, Killed())
 
     def delete_old_runs(self) -> None:
-        """Delete what ended more than a day ago, as an operator's retention does."""
+        """Delete runs that ended more than a day ago, as an operator's retention does."""
         while self._ended and self._ended[0][0] < self.time.now_s - KEPT_RUNS_S:
             self.instance.delete_run(self._ended.popleft()[1])
 
@@ -298,7 +298,7 @@ class DagsterDouble:
                 self.kill_run(run_id)
 
     def alive(self, node: NodeName) -> bool:
-        """Return True if somebody beats for a node now."""
+        """Return True if a process beats for a node now."""
         if node not in self.nodes:
             return False
         return node in self.live_agents if self.agents else self.daemon_up

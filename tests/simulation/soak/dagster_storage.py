@@ -1,8 +1,8 @@
-"""Stand-ins for Dagster's storage of runs and events, for the sake of speed alone.
+"""Stand-ins for Dagster's storage of runs and events, only for speed.
 
-The instance is a real one. Dagster's own storage in memory is a SQLite database: measured, it took
-four fifths of a soak's time, and two years would have been hours. These keep the same in dicts;
-what they do not know they refuse, so that no code is played on an answer that nobody gave.
+The instance is a real one. Dagster's own storage in memory is a SQLite database, which took four
+fifths of a soak's time. These keep the same data in dictionaries, and refuse calls that they do not
+know, so that no code receives an invented answer.
 """
 
 from __future__ import annotations

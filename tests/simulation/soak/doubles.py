@@ -106,7 +106,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep logs and warnings back: those of years are for nobody."""
+    """Suppress logs and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

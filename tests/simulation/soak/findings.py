@@ -1,4 +1,4 @@
-"""Findings: sentences on what did not hold; conditions and since when they hold; figures."""
+"""Findings: sentences on broken promises; conditions and since when they hold; figures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Figures:
     entries_max: int = 0
 
     def ticked(self, month: int, spent: Cost) -> None:
-        """Count a tick, and what it asked of the store."""
+        """Count a tick, and its calls of the store."""
         self.ticks += 1
         self.ticks_of[month] += 1
         total = self.months.setdefault(month, Cost())

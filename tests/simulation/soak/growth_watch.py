@@ -26,7 +26,7 @@ MONTH_S = 30 * 86_400.0
 
 
 class GrowthWatch:
-    """Looks at what grows with shards and new commits, and must not grow with age."""
+    """Checks data that grows with shards and new commits, and must not grow with age."""
 
     def __init__(self, world: World, findings: Findings, figures: Figures) -> None:
         self._world = world
@@ -41,7 +41,7 @@ class GrowthWatch:
         self._commit_times.append(self._world.time.now_s)
 
     def tick_cost(self, deployment: DagsterDouble, sensor: str, spent: Cost) -> None:
-        """Look at what one tick asked of the store."""
+        """Check the store calls of one tick."""
         figures, find = self._figures, self._findings.find
         figures.ticked(int(self._world.time.now_s // MONTH_S), spent)
         seen = self._commits_seen.get((deployment.name, sensor), 0)
@@ -72,7 +72,7 @@ class GrowthWatch:
         return len(self._commit_times)
 
     def look_at_sizes(self) -> None:
-        """Look at what code servers keep between ticks, and what they store for successors."""
+        """Check the memory of code servers between ticks, and their stored state."""
         limit = ENTRIES_BASE + ENTRIES_PER_SHARD * self._world.shards_ever
         for deployment in self._world.deployments:
             for name, sensor in deployment.sensors.items():
@@ -87,7 +87,7 @@ class GrowthWatch:
                     )
 
     def look_at_history(self) -> None:
-        """Look at shards that fail for ever: the janitor keeps their journals short."""
+        """Check shards that always fail: the janitor keeps their journals short."""
         world = self._world
         for name, key in world.keys.items():
             for shard in world.moods(name).failing if world.snapshot(key) else ():

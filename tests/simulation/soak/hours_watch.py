@@ -21,12 +21,12 @@ WINDOWS_MAX = 24 * 30
 
 
 class HoursWatch:
-    """Looks at the hours of the downstream asset.
+    """Checks the hours of the downstream asset.
 
     Attributes:
-        next_hour: the first hour that was not made.
+        next_hour: the first hour that was not computed.
         late_expected: the late records that each hour has to count.
-        failed: hours whose last run failed, or is under way.
+        failed: hours whose last run failed, or is in progress.
     """
 
     def __init__(self, world: World, findings: Findings, figures: Figures) -> None:
@@ -52,7 +52,7 @@ class HoursWatch:
         return self._windows[hour].late if hour in self._windows else 0
 
     def look(self) -> None:
-        """Look at the next hour, and at late records."""
+        """Check the next hour and late records."""
         maker = next((each for each in self._world.deployments if each.hourly is not None), None)
         if maker is None:
             return
@@ -69,7 +69,7 @@ class HoursWatch:
             self._look_at_late(at, late, excused=excused)
 
     def _look_at_next_hour(self, maker: DagsterDouble) -> bool:
-        """Look at the hour that has to be made next; return True if it need not be made now."""
+        """Check the next hour; return True if it need not be computed now."""
         assert maker.hourly is not None
         world, hour, name = self._world, self.next_hour, maker.hourly.stream.name
         excused = not maker.daemon_up or world.store.down or bool(world.logs[name].down)

@@ -1,7 +1,7 @@
-"""Mutants for the soak: each takes one remedy out of the code, and something stalls again.
+"""Mutants for the soak: each removes one fix, and a part stalls again.
 
-As the mutants of `tests.simulation.mutants` do for the protocol, these show that the soak can
-fail: each names the scene that notices it, and what its finding has to say.
+Like the mutants of `tests.simulation.mutants` for the protocol, these show that the soak can fail:
+each names the scene that notices it, and the text of its finding.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.simulation.soak.synthetic_log import LogShard, SyntheticLog
 
 @dataclass(frozen=True)
 class Mutant:
-    """A remedy that is taken out.
+    """A fix that is removed.
 
     Attributes:
-        name: what the code does without it.
-        scene: the name of the scene that notices.
-        patches: what stands in the place of what, by dotted name.
-        finding: what the scene's finding must contain.
+        name: the behaviour of the code without it.
+        scene: the name of the scene that notices it.
+        patches: replacements by dotted name.
+        finding: a text that the scene's finding must contain.
     """
 
     name: str
@@ -54,7 +54,7 @@ def _unbounded_wait_s(failures: int, *, first_s: float, max_s: float, jitter: fl
 
 
 def _node_of_the_setting(self: HookDelivery, address: str) -> tuple[NodeName, str] | None:
-    """The node that may call the hook is looked for among those of the setting."""
+    """The node that can call the hook is searched among those of the setting."""
     deployment = self._deployment
     for node in deployment.store().pulse(self._stream.key).nodes:
         if node.member and node.name in deployment.nodes:
@@ -80,7 +80,7 @@ def _listed(entry: LogShard) -> LogShard:
 
 
 def _read_until_made(self: LateRecords, since: datetime, until: datetime, leases: Any) -> None:
-    """Batches that reach into hours which are not made are read anew at every tick."""
+    """Batches of hours that are not computed are read again at every tick."""
     before = dict(self._next or {})
     _READ(self, since, until, leases)
     if self._ends.keys() - windows_of(self.store, self.hourly, self._ends).keys():

@@ -1,4 +1,4 @@
-"""Progress: each shard with unread records gets on, or a sentence says why not (I11, I14)."""
+"""Progress: each shard with unread records progresses, or a sentence says why not (I11, I14)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHOWN_CHARACTERS_MAX = 300
 
 
 class ProgressWatch:
-    """Looks at shards.
+    """Checks shards.
 
     Attributes:
-        due: the shards that have to get on now.
+        due: the shards that have to progress now.
     """
 
     def __init__(self, world: World, findings: Findings) -> None:
@@ -41,7 +41,7 @@ class ProgressWatch:
         self._opened[key, shard] = self._world.time.now_s
 
     def look(self, name: str) -> None:
-        """Look at every shard of a stream."""
+        """Check every shard of a stream."""
         world, log = self._world, self._world.logs[name]
         key = world.keys[name]
         snapshot = world.snapshot(key)

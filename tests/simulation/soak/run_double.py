@@ -1,8 +1,8 @@
 """The runs of a deployment: the real code of a run, with doubles for its process and for Spark.
 
-What is real: opening, heartbeat, the batch loop, commits, the reports to Dagster, and the making
-of an hour's row. Doubles: the process is a strand of this one; the sweeper names files and reads
-chunks of numbers instead of running a Spark job; an hour is written without its records.
+These parts are real: opening, heartbeat, the batch loop, commits, the reports to Dagster, and the
+writing of an hour's row. Doubles: the process is a strand of this one; the sweeper names files and
+reads chunks of numbers instead of running a Spark job; an hour is written without its records.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Moods:
 
 
 class SweeperDouble:
-    """Stands in for `SparkSweeper`: takes a moment, and names files of what it would have read."""
+    """Stands in for `SparkSweeper`: takes a moment, and names the files that Spark would have
+    written.
+    """
 
     def __init__(
         self, deployment: DagsterDouble, run: str, log: SyntheticLog, moods: Moods,
@@ -161,7 +163,7 @@ class _RunContext:
 
 class _Silence:
     def info(self, message: str) -> None:
-        """Nobody reads it."""
+        """Drop the message."""
 
     warning = error = debug = info
 
@@ -176,7 +178,7 @@ class RunDouble:
     process: Process
 
     def work(self) -> None:
-        """Do what the run was launched for, and tell Dagster how it ended."""
+        """Do the work of the run, and report its end to Dagster."""
         instance = self.deployment.instance
         try:
             failure = self._do()

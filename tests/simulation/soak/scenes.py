@@ -19,10 +19,10 @@ class Scene:
     """A short soak.
 
     Attributes:
-        shape: of deployment.
-        until_s: how long it lasts, in virtual seconds.
-        builders: what happens, one after the other from the beginning of the second hour on.
-        options: of the world.
+        shape: the shape of the deployment.
+        until_s: its duration in virtual seconds.
+        builders: its incidents, one after the other from the second hour on.
+        options: the options of the world.
     """
 
     shape: Shape

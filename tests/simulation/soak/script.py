@@ -57,7 +57,7 @@ def calendar(until_s: float, lengths: Lengths) -> list[Incident]:
 
 
 def store_away(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """The lease store answers nobody for 31 to 300 s, four times within an hour."""
+    """The lease store is unavailable for 31 to 300 s, four times within an hour."""
 
     def go_for(seconds: float) -> Callable[[World], None]:
         def go(world: World) -> None:
@@ -74,7 +74,7 @@ def store_away(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
 
 
 def source_away(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """The source answers nobody, for a week or an hour."""
+    """The source is unavailable for a week or an hour."""
     seconds = lengths.week_s if number % 6 == 0 else min(HOUR_S, lengths.week_s)
 
     def go(world: World) -> None:
@@ -103,7 +103,7 @@ def reshard(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
 
 
 def retention_overtakes(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """A group is paused for a day, while retention removes what it has not read."""
+    """A group is paused for a day, while retention removes unread records."""
 
     def pause(world: World) -> None:
         world.update_group(STREAM, paused=True)
@@ -127,7 +127,7 @@ def retention_overtakes(at_s: float, lengths: Lengths, number: int) -> list[Inci
 
 
 def shard_removed(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """While a group is paused, a shard is split, and retention removes it with what it held."""
+    """While a group is paused, a shard is split, and retention removes it with its records."""
 
     def pause(world: World) -> None:
         world.update_group(STREAM, paused=True)
@@ -179,7 +179,7 @@ def daemon_down(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
 
 
 def code_servers_restarted(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """A new version is deployed: what was only in the memory of code servers is gone."""
+    """A new version is deployed: the memory of code servers is lost."""
 
     def restart(world: World) -> None:
         for deployment in world.deployments:
@@ -271,7 +271,7 @@ def _append(world: World) -> None:
 
 
 def hook_fails(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """The service behind `on_commit` is away for an hour."""
+    """The service behind `on_commit` is unavailable for an hour."""
 
     def fail(world: World) -> None:
         world.hook_fails = True

@@ -87,11 +87,11 @@ class SyntheticLog:
         return made
 
     def trim(self, shard: ShardId) -> None:
-        """Retention removes all records of a shard, whoever has read them."""
+        """Retention removes all records of a shard, read or unread."""
         self.shards[shard].begin = self.shards[shard].end
 
     def remove(self, shard: ShardId) -> None:
-        """Retention removes a closed shard and whatever it held."""
+        """Retention removes a closed shard with its records."""
         self.trim(shard)
         self.shards[shard].closed = self.shards[shard].gone = True
 

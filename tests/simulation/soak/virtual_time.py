@@ -1,8 +1,8 @@
-"""Virtual time: a clock that is moved by hand, and strands of real code that wait on it.
+"""Virtual time: a clock that is advanced by hand, and strands of real code that wait on it.
 
-Code that sleeps on an event, runs a thread of its own or asks for monotonic seconds is the
-project's own; only the modules `threading` and `time` that it sees are exchanged. A wait that
-would have ended several times within one move of the clock ends once: that is the coarsening.
+Code that sleeps on an event, starts a thread or reads monotonic seconds is the project's own; only
+the modules `threading` and `time` that it sees are replaced. A wait that would have ended several
+times within one advance of the clock ends once: that is the coarsening.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 class Terminated(BaseException):
-    """Raised by a launcher in a run that it was asked to end."""
+    """Raised by a launcher in a run that it terminates."""
 
 
 @dataclass(eq=False)
@@ -60,11 +60,11 @@ class VirtualTime:
     _current: _Strand | None = None
 
     def clock(self) -> float:
-        """Monotonic seconds, for whatever takes a clock."""
+        """Return monotonic seconds."""
         return self.now_s
 
     def spawn(self, process: Process, function: Callable[[], None]) -> _Strand:
-        """Start a strand of a process; it begins when time is next looked at."""
+        """Start a strand of a process; it runs when time is next processed."""
         strand = _Strand(process, self.now_s)
 
         def body() -> None:
@@ -81,7 +81,7 @@ class VirtualTime:
         return strand
 
     def settle(self) -> None:
-        """Resume what is due, until nothing is due any more."""
+        """Resume the due strands, until none is due."""
         for _ in range(STEPS_AT_ONCE_MAX):
             due = [strand for strand in self._strands if strand.due_s <= self.now_s]
             if not due:
@@ -100,7 +100,7 @@ class VirtualTime:
         """Put the current strand to sleep until a moment.
 
         Raises:
-            Killed, Terminated: somebody has ended it meanwhile.
+            Killed, Terminated: its process was ended while it slept.
         """
         strand = self._current
         assert strand is not None
@@ -114,7 +114,7 @@ class VirtualTime:
             raise error
 
     def end(self, process: Process, error: BaseException) -> None:
-        """End a process: `Killed` at once and for good, or `Terminated` at its next look."""
+        """End a process: `Killed` at once and permanently, or `Terminated` at its next check."""
         process.dead = process.dead or isinstance(error, Killed)
         for strand in self._strands:
             if strand.process is process and not strand.ended:
@@ -126,7 +126,7 @@ class VirtualTime:
         return self._current.process if self._current else None
 
     def wake(self, strand: _Strand) -> None:
-        """Let a strand continue at the next look."""
+        """Let a strand continue at the next step."""
         strand.due_s = min(strand.due_s, self.now_s)
 
     @property
@@ -212,7 +212,7 @@ class _Thread:
 
 
 class VirtualQueue:
-    """A queue between strands; has what `queue.SimpleQueue` has."""
+    """A queue between strands, with the methods of `queue.SimpleQueue`."""
 
     def __init__(self, virtual: VirtualTime) -> None:
         self._items: deque[Any] = deque()

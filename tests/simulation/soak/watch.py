@@ -1,11 +1,11 @@
-"""The watch of a soak, kept after every step; what does not hold is a finding, a sentence.
+"""The watch of a soak, checked after every step; a broken promise is a finding, a sentence.
 
 * Exactly once: commits of a shard follow each other without a gap that is not recorded (I3).
-* Nobody who is alive is evicted, and no sensor raises.
+* No live node is evicted, and no sensor raises an error.
 * Every batch reaches the hook and Dagster.
-* `progress_watch`: each shard with unread records gets on, or a sentence says why not.
-* `hours_watch`: every complete hour is made, every late record counted.
-* `growth_watch`: what a tick asks of the store, and what processes keep, does not grow with age.
+* `progress_watch`: each shard with unread records progresses, or a sentence says why not.
+* `hours_watch`: every complete hour is computed, every late record counted.
+* `growth_watch`: the cost of a tick, and the memory of processes, do not grow with age.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DELIVERY_LIMIT_S = 900.0
 
 
 class Watch:
-    """Looks at one world; `findings` are sentences."""
+    """Checks one world; `findings` are sentences."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -108,12 +108,12 @@ class Watch:
     # -- hooks, the daemon ----------------------------------------------------------------------
 
     def hooked(self, key: GroupKey, batch_id: str) -> None:
-        """Take note of a batch for which the hook of its stream was called."""
+        """Record a batch for which the hook of its stream was called."""
         self.figures.hooked += 1
         self._unhooked.pop((key, batch_id), None)
 
     def tick_failed(self, deployment: DagsterDouble, sensor: str, error: Exception) -> None:
-        """Note a sensor that raised instead of saying what is wrong."""
+        """Record a sensor that raised an error instead of reporting it."""
         self._findings.find(
             ("tick", sensor, type(error)),
             f"the whole tick of {sensor} of {deployment.name} stood still: it raised "
@@ -135,7 +135,7 @@ class Watch:
     # -- looks ----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at everything that has to get on; called after each step."""
+        """Check everything that has to progress; called after each step."""
         self.progress.due = set()
         if not self._world.store.down:
             for name in self._world.logs:
@@ -144,7 +144,7 @@ class Watch:
         self.hours.look()
 
     def look_at_all_that_grows(self) -> None:
-        """Look at sizes, outbox and history; called now and then."""
+        """Check sizes, outbox and history; called from time to time."""
         self.growth.look_at_sizes()
         self._look_at_outbox()
         self.growth.look_at_history()
@@ -164,7 +164,7 @@ class Watch:
             )
 
     def _look_at_outbox(self) -> None:
-        """Look at the outbox: its run or the step `outbox` tells Dagster of every batch."""
+        """Check the outbox: its run or the step `outbox` reports every batch to Dagster."""
         world = self._world
         up = all(deployment.daemon_up for deployment in world.deployments)
         for name, key in world.keys.items():

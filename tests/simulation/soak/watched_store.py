@@ -13,7 +13,7 @@ from tests.simulation.soak.virtual_time import Killed, Process, VirtualTime
 
 
 class Watcher(Protocol):
-    """Hears of each verb after it took effect."""
+    """Called after each operation took effect."""
 
     def after(
         self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any], outcome: object
@@ -40,7 +40,7 @@ class Cost:
 
 @dataclass
 class WatchedStore:
-    """A lease store that is away until `down_until_s`, and what was asked of it."""
+    """A lease store that is unavailable until `down_until_s`, and counts its calls."""
 
     store: LeaseStore
     time: VirtualTime
@@ -50,7 +50,7 @@ class WatchedStore:
 
     @property
     def down(self) -> bool:
-        """True if the store answers nobody now."""
+        """True if the store is unavailable now."""
         return self.time.now_s < self.down_until_s
 
     def connect(self, process: Process | None = None) -> Any:

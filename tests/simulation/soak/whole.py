@@ -61,7 +61,7 @@ def soak(
     new_store: Callable[[Callable[[], datetime]], LeaseStore] = MemoryStore,
     say: Callable[[str], object] = lambda _: None,
 ) -> Outcome:
-    """Play a calendar of incidents in one shape, and look at everything once more at the end."""
+    """Play a calendar of incidents in one shape, and check everything once more at the end."""
     began = time.monotonic()
     until_s = days * 86_400.0
     with quiet(), world(shape, pace=pace, seed=seed, new_store=new_store) as played:

@@ -1,9 +1,9 @@
-"""A world to soak in: logs, a lease store, one or two deployments, and what happens to them.
+"""A world for a soak: logs, a lease store, one or two deployments, and their incidents.
 
-Time moves in steps. While something has to happen (records are unread, a run is at work, an
-incident is a moment old) a step is a tick of 5 s, as the daemon's. In between it is as long as
-`quiet_s`: what is left out are ticks in which every living process would have beaten and nothing
-else would have been due, and those beats are made up for in one.
+Time moves in steps. While work is due (records are unread, a run is working, an incident just
+happened) a step is a tick of 5 s, as the daemon's. Otherwise it is as long as `quiet_s`. The
+skipped ticks are those in which every live process would only have beaten, and their beats are
+replaced by one.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class World:
         return self._moods[stream]
 
     def snapshot(self, key: GroupKey) -> Snapshot | None:
-        """Return a group as the store has it, at no cost to anybody; None before it is made."""
+        """Return a group as the store has it, without counting the call; None before it exists."""
         try:
             return self.store.store.snapshot(key)
         except UnknownGroup:

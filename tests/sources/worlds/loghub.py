@@ -20,7 +20,7 @@ VALUE_FIELD, KEY_FIELD = "content", "key"
 
 
 def plain_client(endpoint: str) -> Any:
-    """The SDK as it is, for an endpoint that is an address."""
+    """Return the unmodified SDK, for an endpoint that is an address."""
     from aliyun.log import LogClient
 
     client: Any = LogClient(endpoint, "LTAItest", "secret-of-test", source="test")

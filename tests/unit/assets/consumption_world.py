@@ -34,7 +34,7 @@ OTHER = NodeName("b")
 
 
 class ArrowSweeper:
-    """Writes what it reads, in this process, through the sink's own files."""
+    """Writes the records that it reads, in this process, through the sink's own files."""
 
     def __init__(self, log: LocalLog, output_root: OutputPlace) -> None:
         self.log = log
@@ -81,7 +81,7 @@ class ArrowSweeper:
 
 @dataclass
 class Beat:
-    """A heartbeat that is trusted until it is told otherwise."""
+    """A heartbeat that is trusted until a test changes it."""
 
     trusted: bool = True
 
@@ -134,7 +134,7 @@ class World:
         self.log.append(shard, [b"%s:%d" % (shard.encode(), begin + n) for n in range(records)])
 
     def sync(self, *, owner: NodeName = NODE) -> None:
-        """Tell the store of the log's shards, and let `owner` claim all that are free."""
+        """Store the log's shards, and let `owner` claim all free ones."""
         self.store.sync_shards(self.key, self.log.list_shards(), observer="test")
         claims = {
             lease.shard: (owner, lease.lease_id)

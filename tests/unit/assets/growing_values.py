@@ -1,4 +1,4 @@
-"""Hostile values that grow: one record of any size, for each form that a parser looks closer at."""
+"""Hostile values that grow: one record of any size for each slow path of the parsers."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class Shape:
     """A value of any size.
 
     Attributes:
-        schema: by which it is parsed.
-        separator: of CSV; None for JSON.
+        schema: the schema that parses it.
+        separator: the separator of CSV; None for JSON.
     """
 
     schema: str

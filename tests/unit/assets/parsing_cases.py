@@ -1,4 +1,4 @@
-"""Values to parse, of which an Arrow table and a DataFrame must make the same."""
+"""Values that Arrow tables and DataFrames must parse alike."""
 
 from __future__ import annotations
 

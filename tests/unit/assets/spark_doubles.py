@@ -1,4 +1,4 @@
-"""Doubles of Spark: sessions of each kind, what gives them to a run, and a clock for its guard."""
+"""Doubles of Spark: sessions of each kind, their resource, and a clock for the stall guard."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def clean(records: pa.Table) -> pa.Table:
 
 
 class Prefix:
-    """A transform with a state of its own."""
+    """A transform with state."""
 
     def __call__(self, records: pa.Table) -> pa.Table:
         return records
@@ -128,7 +128,7 @@ def test_other_output_is_refused_in_one_sentence(
 
 
 def test_text_and_bytes_of_every_library_have_one_type() -> None:
-    """Goal: output of a library with layouts of its own is written as all other output."""
+    """Goal: output of a library with other layouts is written like all other output."""
     kinds = {
         "shard_id": pa.large_string(),
         "cursor": pa.dictionary(pa.int32(), pa.string()),

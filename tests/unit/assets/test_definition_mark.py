@@ -1,4 +1,4 @@
-"""A definition has one mark wherever it is loaded, and another one once it says something else."""
+"""A definition has the same mark wherever it is loaded, and another one after a change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.sensors.streams import scripted_stream
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ShardStream]:
-    """Load a package of the user's anew, as a code server does."""
+    """Load a package of the user again, as a code server does."""
     package = tmp_path / "visits_of_users"
     package.mkdir()
     (package / "__init__.py").write_text("")

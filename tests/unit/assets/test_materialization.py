@@ -172,7 +172,7 @@ def test_the_stored_checkpoint_is_reported_and_not_an_older_one() -> None:
 
 
 def test_a_report_that_was_overtaken_is_repeated() -> None:
-    """Method: another process commits between the look at the store and the last word."""
+    """Method: another process commits between the check of the store and the last write."""
     scene, source = mirrored_scene()
     scene.commit(ZERO)
     tell = source.mirror

@@ -132,7 +132,7 @@ def test_a_batch_with_all_unread_records_reaches_the_end_of_the_log(
 def test_no_record_waits_longer_than_the_interval_and_one_sweep(
     interval_s: float, looks: list[float], arrivals: list[float], sweep_s: float
 ) -> None:
-    """Look as a run does: at the times of a list, and when something is due."""
+    """Check like a run: at the listed times, and when a record is due."""
     due = times(commit_interval_s=interval_s)
     due.see_read(ZERO, 0.0)
     now_s, unread, waiting = 0.0, sorted(arrivals), [*looks]

@@ -1,4 +1,4 @@
-"""Parsing of Arrow tables: what it costs, and which values go to quarantine."""
+"""Parsing of Arrow tables: its cost, and the values that go to quarantine."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def seconds_per_byte(shape: Shape, size: int, records: int) -> float:
 
 
 def too_slow(shape: Shape, sizes: list[int]) -> str:
-    """Return what is wrong with the time that a record takes; empty if it grows as the record does.
+    """Return what is wrong with the time of a record; empty if it grows linearly.
 
-    Records of 1 KiB stand for the least that a byte costs: as many of them as the record is long,
-    up to 64.
+    Records of 1 KiB show the least cost of a byte: as many of them as the record is long, up to 64.
     """
     for size in sizes:
         small = min(seconds_per_byte(shape, KIB, min(size // KIB, 64)) for _ in range(3))
@@ -44,7 +43,7 @@ def too_slow(shape: Shape, sizes: list[int]) -> str:
 
 
 def test_no_record_takes_more_than_linear_time() -> None:
-    """Goal: no value makes a batch take longer than its bytes do, whatever is in it."""
+    """Goal: no value makes a batch slower than its number of bytes explains."""
     assert [each for shape in SHAPES if (each := too_slow(shape, [8 * KIB, 64 * KIB]))] == []
 
 

@@ -1,4 +1,4 @@
-"""The declaration of a stream: its parts, from Python's values or YAML's, and what it refuses."""
+"""The declaration of a stream: its parts, as objects or from YAML, and its refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unchanged(records: object) -> object:
 
 
 class Names:
-    """Finds what a declaration names."""
+    """Resolves the names of a declaration."""
 
     def source(self, stream: str, named: object) -> object:
         return (stream, named)

@@ -1,4 +1,4 @@
-"""The check of a table tells what differs, where it looked, and fails no materialization."""
+"""The table check names differences and where it looked, and fails no materialization."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_the_time_of_ended_processes_stays_in_the_sum():
 
 
 def test_events_are_counted_once(tmp_path: Path):
-    """Goal: those of a partition apart, and not those that Dagster keeps a second time."""
+    """Goal: events of a partition are separate, and copies that Dagster keeps do not count."""
     settings = Settings(home=tmp_path)
     create_instance(settings)
     with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
@@ -94,7 +94,7 @@ def test_events_are_counted_once(tmp_path: Path):
 
 
 def test_the_files_of_a_streaming_batch_are_found_in_its_log(tmp_path: Path):
-    """Method: the file source's log as Spark writes it, of which every tenth is a summary."""
+    """Method: the file source's log as Spark writes it, in which every tenth file is a summary."""
     log = tmp_path / "sources" / "0"
     log.mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""The cases of the throughput benchmark, and the ratios that it makes of what was measured."""
+"""The cases of the throughput benchmark, and the ratios of its measurements."""
 
 from __future__ import annotations
 

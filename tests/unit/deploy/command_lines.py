@@ -30,7 +30,7 @@ class Program:
     Args:
         where: the file, and the unit, service or container in it.
         arguments: program and arguments, as the system passes them on.
-        stop_s: the time between SIGTERM and SIGKILL, in seconds; None where nothing says it.
+        stop_s: the time between SIGTERM and SIGKILL, in seconds; None if the file has none.
     """
 
     where: str

@@ -18,7 +18,7 @@ def project() -> dict[str, Any]:
 
 
 def programs() -> Iterator[Program]:
-    """Yield what the services of our image start, and what looks after them."""
+    """Yield the programs of the services of our image, and their health checks."""
     for name, service in project()["services"].items():
         if "build" not in service:
             continue

@@ -20,7 +20,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names of what makes pods, and the pods' specifications."""
+    """Yield the names of the objects that create pods, and the pods' specifications."""
     for each in manifests():
         if "template" in each.get("spec", {}):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
@@ -31,7 +31,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def programs() -> Iterator[Program]:
-    """Yield what the containers start, and the commands of their probes."""
+    """Yield the programs of the containers, and the commands of their probes."""
     for name, pod in pods():
         for container in containers(pod):
             where = f"kubernetes/{name}/{container['name']}"

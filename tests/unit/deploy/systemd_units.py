@@ -29,7 +29,7 @@ def seconds(span: str) -> float:
 
 
 def commands(unit: Path, instance: str, host: str = HOST) -> Iterator[tuple[str, ...]]:
-    """Yield what a unit starts, one after the other, with systemd's placeholders filled in."""
+    """Yield the commands of a unit, one after the other, with systemd's placeholders filled in."""
     for key, value in settings(unit):
         if key == "ExecStart":
             yield tuple(shlex.split(value.replace("%i", instance).replace("%H", host)))
@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
 
 
 def programs() -> Iterator[Program]:
-    """Yield what the units start."""
+    """Yield the programs of the units."""
     for unit in UNITS:
         for arguments in commands(unit, "east"):
             yield Program(f"systemd/{unit.name}", arguments, stop_s(unit))

@@ -1,4 +1,4 @@
-"""The compose file and the container file: compose itself, a linter, and what must be in them."""
+"""The compose file and the container file: compose itself, a linter, and required content."""
 
 from __future__ import annotations
 

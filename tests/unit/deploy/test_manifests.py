@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: the API's own schema, and what must be in them."""
+"""The Kubernetes manifests: the API's own schema, and required content."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_named_file_exists() -> None:
 
 
 def applied(command: str) -> set[str]:
-    """Return what makes pods among the objects that `kubectl apply -k deploy` selects."""
+    """Return the objects that `kubectl apply -k deploy` selects and that create pods."""
     selector = re.search(r"--selector '(\S+) in \((.+)\)'", command)
     assert (selector is None) == ("--selector" not in command)
     return {
@@ -73,7 +73,7 @@ def applied(command: str) -> set[str]:
 
 
 def test_an_update_runs_the_upgrade_then_the_daemon_then_the_agents() -> None:
-    """Method: what each command of the page rolls or waits for, in their order."""
+    """Method: the objects that each command of the page changes or waits for, in order."""
     page = (DEPLOY.parent / "docs/how-to/deploy.md").read_text("utf-8")
     [commands] = re.findall(r"^kubectl .*delete job.*\n((?:kubectl .+\n)+)```", page, re.M)
     lines = commands.splitlines()

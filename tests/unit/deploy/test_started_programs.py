@@ -149,9 +149,9 @@ def unexplained(text: str) -> list[str]:
 
 
 def explained(lines: list[str], number: int, levels: int = INHERITED) -> bool:
-    """Return True if a line has a comment: in it, just above it, or just above what it is in.
+    """Return True if a line has a comment: in it, just above it, or just above its section.
 
-    Values to weigh that follow each other may share one.
+    Values that follow each other can share one.
     """
     if " # " in lines[number]:
         return True

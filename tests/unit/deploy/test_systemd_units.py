@@ -1,4 +1,4 @@
-"""The systemd units: systemd's own judgement, and what a unit of ours must say."""
+"""The systemd units: systemd's own check, and required content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAMS = "/opt/leasehold/bin"
 
 
 def verify(folder: Path, changed: tuple[str, str] = ("", "")) -> str:
-    """Return what `systemd-analyze verify` says of copies whose programs are there to be found."""
+    """Return the output of `systemd-analyze verify` for copies whose programs exist."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze (package systemd) is not installed")
     copies: list[Path] = []
@@ -69,7 +69,7 @@ def test_services_are_always_restarted(unit: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_the_watchdog_watches_services_that_notify_it(unit: Path) -> None:
-    """Without --health nothing tells it, and the unit would be killed again and again."""
+    """Without --health no process notifies it, and the unit would be killed again and again."""
     values = dict(settings(unit))
     assert ("WatchdogSec" in values) == (" --health " in values["ExecStart"])
     if "WatchdogSec" in values:

@@ -109,7 +109,9 @@ def real_outputs() -> Outputs:
 
 
 def comparable(text: str) -> str:
-    """A page without what a release of another library, or the time of day, changes in it."""
+    """Return a page without the parts that releases of other libraries or the time of day
+    change.
+    """
     parts = re.split(r"(?m)^(?=## )", text)
     for number, part in enumerate(parts):
         if part.startswith(tuple(f"## leasehold {name}\n" for name in MEASURING)):

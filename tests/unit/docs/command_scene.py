@@ -1,7 +1,7 @@
 """The real output of each command, in one small scene, for the page of the command line.
 
-The commands run in this process on a real log, store and output; only what reads and writes the
-records of a sweep is Arrow instead of Spark, unless a test runs the scene with Spark itself.
+The commands run in this process on a real log, store and output. Arrow reads and writes the records
+of a sweep instead of Spark, unless a test plays the scene with Spark.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Scene:
     outputs: Outputs = field(default_factory=Outputs)
 
     def run(self, command: str, *, words: int = 1, code: int = 0) -> None:
-        """Run a command, which is called by its first words, and keep what it prints."""
+        """Run a command, and keep its output under its first words."""
         arguments = shlex.split(command)
         printed, failed = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(failed):
@@ -60,7 +60,7 @@ class Scene:
 
 
 def settled(text: str) -> str:
-    """Text without what differs from run to run: times and random ids, in as many letters."""
+    """Return text with fixed times and random ids, in as many letters."""
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "2026-03-01T12:00:00", text)
     text = re.sub(r"(?<=T12:00:00)\.\d{6}", ".000000", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "0123456789abcdef" * 2, text)
@@ -76,7 +76,7 @@ def settled(text: str) -> str:
 
 @contextlib.contextmanager
 def empty_folder(folder: Path) -> Generator[None]:
-    """Work in a folder, with settings of its own alone."""
+    """Work in a folder, with only its settings."""
     others = (PREFIX, "DAGSTER_HOME")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     with contextlib.chdir(folder), patch.dict(os.environ, environment, clear=True):
@@ -89,7 +89,7 @@ def empty_folder(folder: Path) -> Generator[None]:
 
 
 def play(folder: Path, *, with_spark: bool = False) -> Outputs:
-    """Play the scene in an empty folder; what each of its commands printed."""
+    """Play the scene in an empty folder; return the output of its commands."""
     with empty_folder(folder):
         scene = Scene(with_spark)
         Path("requests.log").write_text("".join(f"{line}\n" for line in LINES), "utf-8")
@@ -135,7 +135,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
 
 
 def _rewrite(scene: Scene, home: ConsumedHome) -> None:
-    """Commands that make committed output anew."""
+    """Commands that rewrite committed output."""
     spark = contextlib.nullcontext()
     if not scene.with_spark:
         spark = patch(
@@ -155,7 +155,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
 
 
 def _change(scene: Scene, home: ConsumedHome) -> None:
-    """Commands that change a group, a log or a checkpoint; retention takes what was not read."""
+    """Commands that change a group, a log or a checkpoint; retention removes unread records."""
     scene.run("group update demo --ordered --node-cap 8", words=2)
     scene.run("group accept-log demo", words=2)
     scene.run("checkpoint set demo 1 begin --force --reason 'read it again'", words=2)

@@ -1,6 +1,6 @@
 """The output of commands that run services, or need Spark or a log service.
 
-Their own tests compare it with what the real commands print: see `assert_printed`.
+Separate tests compare it with the output of the real commands: see `assert_printed`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ shard  state          node  lag  age  records/s  caught up in  epoch  run  paren
 
 
 def assert_printed(words: tuple[str, ...], output: str, **names: str) -> None:
-    """A command printed what the page says, but for numbers and the names that a test chose.
+    """Check that a command printed the text of the page, except for numbers and the test's names.
 
     Args:
-        words: that call the command.
-        output: what it printed.
-        names: how the page calls what the test calls otherwise, by what the page says.
+        words: the words of the command.
+        output: its output.
+        names: the test's names by the names of the page.
     """
     expected = RECORDED[words][1]
     for documented, own in names.items():
@@ -87,6 +87,6 @@ def assert_printed(words: tuple[str, ...], output: str, **names: str) -> None:
 
 
 def numberless(text: str) -> str:
-    """Text with all numbers alike, and with them the space before and the plural behind."""
+    """Return text with equal numbers, without spaces before them and plurals after them."""
     text = re.sub(r"\d[\d,.]*(?=[^\d,.]|$)", "0", re.sub(r"(?m)^ +(?=\d)", "", text))
     return re.sub(r"(?<=0 )(\w+?)s?\b", r"\1", text)

@@ -1,4 +1,4 @@
-"""The documentation says what is there: commands, links, settings, columns, states, examples."""
+"""The documentation matches the code: commands, links, settings, columns, states, examples."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def pages_with(language: str) -> pytest.MarkDecorator:
 
 
 def commands_in(page: Path) -> Iterator[str]:
-    """Yield what a reader would type: lines of console blocks, and commands in running text."""
+    """Yield the commands for a reader: lines of console blocks, and commands in running text."""
     for block in fences(page, "console"):
         yield from (line[2:] for line in block.splitlines() if line.startswith("$ "))
     text = FENCE.sub("", page.read_text("utf-8"))
@@ -319,7 +319,9 @@ def test_the_site_stays_within_its_limits() -> None:
 
 @pages
 def test_named_paths_exist(page: Path) -> None:
-    """Of the tree are those that begin with one of its folders; `output/STREAM` is of a home."""
+    """Paths that start with a folder of the repository are checked; `output/STREAM` is in a
+    home.
+    """
     text = FENCE.sub("", page.read_text("utf-8"))
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)", text)
     assert [path for path in named if not (ROOT / path).exists()] == []

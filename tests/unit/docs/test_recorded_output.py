@@ -1,4 +1,4 @@
-"""How what commands print is compared with what the page says."""
+"""The comparison of recorded output with the real output of commands."""
 
 from __future__ import annotations
 

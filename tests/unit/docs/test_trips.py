@@ -1,4 +1,4 @@
-"""The files that a heartbeat passes through are those that the life of a lease lists."""
+"""The files that a heartbeat passes through are those of the page `life-of-a-lease`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of groups for tests of planning: nodes, shards, and what a plan makes of them."""
+"""Snapshots of groups for tests of planning: nodes, shards, and the results of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Column types: what goes in comes out, on every dialect."""
+"""Column types: values are read back as written, on every dialect."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def readers(tree: ast.AST) -> Iterator[tuple[ast.Attribute, ast.AST]]:
 
 
 def prints(parent: ast.AST) -> bool:
-    """Tell if an expression passes a reason on as it is: into a sentence, a row or a reason."""
+    """Return True if an expression passes a reason on unchanged: into a sentence, a row or a
+    reason.
+    """
     match parent:
         case ast.FormattedValue() | ast.Tuple() | ast.List() | ast.GeneratorExp():
             return True

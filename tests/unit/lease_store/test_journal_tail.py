@@ -1,4 +1,4 @@
-"""The end of the journal is followed without losing what appears behind what was seen."""
+"""Following the end of the journal loses no entry that appears after a newer one."""
 
 from __future__ import annotations
 

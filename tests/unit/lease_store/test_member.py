@@ -1,4 +1,4 @@
-"""One rule for joining, beating and the contest for a name, whoever keeps the node alive."""
+"""The same rules for joining, beating and the contest for a name, for sensors, agents and runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 class Scene:
-    """A group, and members of it that are looked at by one clock."""
+    """A group, and members that one clock observes."""
 
     def __init__(self, assignment: AssignmentMode = AssignmentMode.BALANCED) -> None:
         self.now_s = 100.0

@@ -139,7 +139,7 @@ def test_leaving_frees_all_shards_at_once(store: MemoryStore) -> None:
 
 
 def test_a_change_with_a_lost_reply_is_repeated_and_so_is_its_reverse() -> None:
-    """The store may have taken the change: what the node last said of itself is not known."""
+    """The store can have stored the change: the last state of the node is unknown."""
 
     class LosesAReply(MemoryStore):
         loses = False

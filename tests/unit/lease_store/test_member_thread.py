@@ -1,4 +1,4 @@
-"""The thread that beats for a client: how often, and what it does about failures."""
+"""The thread that beats for a client: its interval, and its reaction to failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store in memory: a verb on one shard costs what that shard holds, however old the group."""
+"""The store in memory: an operation on one shard costs the same in an old group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from tests.conformance.world import A, World, X, Y
 
 
 class Untouchable:
-    """A row of another shard: whoever reads anything of it fails."""
+    """A row of another shard: reading any part of it fails."""
 
     def __getattribute__(self, name: str) -> NoReturn:
         raise AssertionError(f"{name} of another shard's row was read")
 
 
 def test_no_operation_on_a_shard_reads_rows_of_another() -> None:
-    """Goal: years of a group can be played. Method: rows of another shard that nobody may read."""
+    """Goal: years of a group can be simulated. Method: rows of another shard that cannot be
+    read.
+    """
     store = MemoryStore()
     world = World(store, GroupKey.parse("orders", "default"))
     world.group()

@@ -1,4 +1,4 @@
-"""Planning for one node beside others that plan: what it sees, what it reads, what is gained."""
+"""Planning for one node beside other planners: its observations, its reads, its gains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUSPICION = Suspicion(failure="it hangs", records=4, remaining=8)
 
 
 class Store(MemoryStore):
-    """A store that counts the rows of nodes that it sends, and that a look takes time."""
+    """A store that counts the rows of nodes that it sends, and whose reads take time."""
 
     look_s = 0.0
     away = False
@@ -48,7 +48,7 @@ class Store(MemoryStore):
 
 
 class Place:
-    """A group whose nodes are kept alive by hand, each with a planner of its own."""
+    """A group whose nodes are kept alive by hand, each with a separate planner."""
 
     def __init__(self, *nodes: NodeName, shards: int = 6) -> None:
         self.store = Store()
@@ -171,7 +171,7 @@ def gaining() -> Place:
 
 
 def gain(place: Place) -> tuple[ShardId, ...]:
-    """Let the planner of `a` evict and claim, and return what it gives to a run."""
+    """Let the planner of `a` evict and claim, and return the shards that it gives to a run."""
     for _ in range(int(TIMEOUT_S) + 2):
         place.scene.now += 1.0
         if round(place.scene.now) % 6 == 0:

@@ -1,6 +1,6 @@
 """Goal: a process is known by boot, namespace, number and start. Method: real and made-up tables.
 
-A made-up table is a folder that looks like `/proc` to whoever reads it.
+A made-up table is a folder that looks like `/proc`.
 """
 
 from __future__ import annotations

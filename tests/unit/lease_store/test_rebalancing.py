@@ -1,4 +1,4 @@
-"""Rebalancing on the memory store: who joins, who is dead, who gets what, at which cost."""
+"""Rebalancing on the memory store: joins, evictions, assignments, and their costs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_a_successor_continues_the_incarnation_and_the_observations() -> None:
 
 
 def test_shards_of_a_run_that_died_in_a_reboot_are_freed_after_the_timeout() -> None:
-    """The sensor beats on; had it kept the incarnation, nobody would ever miss the run."""
+    """The sensor keeps beating; if it had kept the incarnation, the run's death would go
+    unnoticed.
+    """
     scene = Scene()
     before = scene.rebalancer("a", place="boot-1")
     (report,) = scene.tick(before)
@@ -298,7 +300,7 @@ def modulo_settings(count: int, *names: str) -> dict[NodeName, Node]:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("order", ["abc", "cba", "bca"])
 def test_a_modulo_group_is_resized_by_new_settings_in_any_order(order: str, together: bool) -> None:
-    """A node whose settings changed is no member under the old ones, so nobody waits for nobody.
+    """A node whose settings changed is no member under the old ones, so no node waits for another.
 
     Served by one deployment, or each node by its own; the restart keeps the incarnations.
     """
@@ -336,7 +338,7 @@ def test_a_member_whose_new_settings_contradict_the_others_leaves_and_says_so() 
 
 
 def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
-    """Else another node would open a shard while a run of this one still trusts its lease."""
+    """Otherwise another node would open a shard while a run of this one still trusts its lease."""
     scene = Scene(shards=4, assignment=AssignmentMode.MODULO)
     settings = modulo_settings(2, "a", "b")
     a, b = (scene.rebalancer(name, settings=settings) for name in "ab")
@@ -355,9 +357,9 @@ def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
 
 
 def test_a_member_that_has_to_leave_does_not_wait_for_dead_runs() -> None:
-    """No run is launched for it that would take their place, and nobody else may be there.
+    """No run is launched that would replace them, and there can be no other node.
 
-    A run that lives beats for the node; once the counter has not moved for T, none does.
+    A live run beats for the node. Once the counter has not moved for T, none is alive.
     """
     scene = Scene(shards=2, assignment=AssignmentMode.MODULO)
     b = scene.rebalancer("b", settings=modulo_settings(2, "a", "b"))

@@ -197,7 +197,7 @@ def test_stale_outcomes_are_planned_again() -> None:
 
 
 def test_moves_beyond_the_time_of_a_tick_are_left_to_the_next_one() -> None:
-    """A node that gains hundreds of shards from a slow store keeps beating meanwhile."""
+    """A node that gains hundreds of shards from a slow store keeps beating."""
     scene = Scene(shards=5 * 2 * TRANSFERS_PER_STEP)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)

@@ -46,7 +46,7 @@ def test_any_other_schema_is_refused(
 
 
 def changes(script: str) -> set[str]:
-    """Return the functions of Alembic by which a revision changes the schema."""
+    """Return Alembic's functions through which a revision changes the schema."""
     return {
         node.attr
         for node in ast.walk(ast.parse(script))
@@ -69,6 +69,6 @@ def test_the_check_finds_a_revision_that_drops_a_column() -> None:
 
 
 def test_only_the_newest_revision_may_import_the_tables() -> None:
-    """A later change of `tables` must not change what an earlier revision makes."""
+    """A later change of `tables` must not change the result of an earlier revision."""
     for script in sorted(FOLDER.glob("[0-9]*.py"))[:-1]:
         assert "lease_store.tables" not in script.read_text("utf-8"), script.name

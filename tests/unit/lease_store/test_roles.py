@@ -80,6 +80,6 @@ def test_the_check_finds_an_empty_operation() -> None:
 
 @pytest.mark.parametrize("store", [MemoryStore, SqlStore])
 def test_a_store_has_no_operation_without_a_role(store: type) -> None:
-    """Goal: whoever is given a store can do only what a role says."""
+    """Goal: code that receives a store can do only what a role allows."""
     own = {"backup", "restore", "schema_revision", "upgrade"}
     assert all_verbs(store) - all_verbs(LeaseStore) - own == set()

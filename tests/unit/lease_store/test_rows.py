@@ -1,4 +1,4 @@
-"""Rows that cannot be built unsafe, and what they tell about themselves."""
+"""Rows that cannot be built unsafe, and their derived values."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_lower_generation_makes_the_planner_read_the_whole_group() -> None:
 
 
 def _changed_unseen(reading: Reading) -> None:
-    """As after a failover to a database that is behind, whose generation others have raised."""
+    """Like a failover to a database that lags, whose generation other processes have increased."""
     rows = reading.store._groups[KEY]
     rows.shards[ZERO] = replace(rows.shards[ZERO], state=ShardState.OVER, consumer_owner=None)
 

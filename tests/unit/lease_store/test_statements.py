@@ -33,7 +33,7 @@ def test_statements_use_no_other_clock_than_the_utc_of_the_database_and_no_sessi
 
 @pytest.mark.parametrize("path", SQL_MODULES, ids=name)
 def test_statements_are_expressions_and_all_in_one_place(path: Path) -> None:
-    """Nothing hands text to a connection: every `execute` gets what `statements` built."""
+    """No code passes text to a connection: every `execute` gets an expression from `statements`."""
     tree = ast.parse(path.read_text())
     imported = {
         alias.name
@@ -72,7 +72,7 @@ def discarded(tree: ast.AST, *writes: str) -> set[str]:
 
 
 def test_row_counts_of_conditional_writes_are_checked() -> None:
-    """An UPDATE whose row count nobody reads is a condition that nobody checks."""
+    """An UPDATE whose row count is ignored is a condition that is not checked."""
     unread = set[str]()
     for path in SQL_MODULES:
         unread |= discarded(ast.parse(path.read_text()), "execute", "change", "delete")

@@ -31,7 +31,7 @@ from tests.unit.lease_store.test_database_errors import of_mysql
 
 
 class Bench:
-    """Transactions on a file of its own, with a clock and pauses that a test sees."""
+    """Transactions on a separate file, with a clock and pauses that a test sees."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = open_engine(parse_url(f"sqlite:///{folder}/bench.db"))
@@ -278,7 +278,7 @@ def lost() -> DBAPIError:
 def test_a_transaction_that_was_ended_for_its_silence_is_distinguished_from_a_dead_server(
     bench: Bench,
 ) -> None:
-    """The server ends it, and whoever reads the sentence has nothing to look for there."""
+    """The server ended the transaction, and the sentence must not blame the server."""
 
     def held_up(tx: Transaction) -> None:
         insert(tx)

@@ -1,4 +1,4 @@
-"""Rebalancing a weighted group: loads are levelled, and looked at again as the ledger grows."""
+"""Rebalancing a weighted group: loads are balanced, and measured again as the ledger grows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 
 
 class Scene:
-    """Two nodes, each with a rebalancer of its own, and a ledger that grows as asked."""
+    """Two nodes with separate rebalancers, and a ledger that grows as a test says."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -52,7 +52,7 @@ class Scene:
         return held
 
     def consume(self, records: dict[ShardId, int]) -> None:
-        """One batch of each shard, by whoever has it."""
+        """Commit one batch of each shard by its owner."""
         self.now_s += 10
         for lease in self.store.snapshot(KEY).shards:
             assert lease.consumer_owner is not None

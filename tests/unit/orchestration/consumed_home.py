@@ -102,10 +102,10 @@ def home_of_process(
     """A home in the current folder, which the commands of this process use.
 
     Args:
-        folder: holds the home.
-        monkeypatch: for the time of one test.
-        records: in each of two shards, consumed by `run-1` in batches of four.
-        refuses: tells which values go to quarantine.
+        folder: the parent folder of the home.
+        monkeypatch: undoes the changes after the test.
+        records: the number in each of two shards, consumed by `run-1` in batches of four.
+        refuses: returns True for values that go to quarantine.
     """
     forget_settings(monkeypatch)
     monkeypatch.chdir(folder)

@@ -66,7 +66,7 @@ class Terminal:
         return self._output.decode(errors="replace")
 
     def sends(self, text: str) -> None:
-        """Type a text; what was printed before no longer counts for `waits_for`."""
+        """Type a text; output from before no longer counts for `waits_for`."""
         self._output = b""
         os.write(self._descriptor, text.encode())
 
@@ -86,7 +86,7 @@ class Terminal:
         return self._status
 
     def _read(self) -> bytes | None:
-        """Return what was printed within a moment; None once the command has ended."""
+        """Return the new output within a moment; None once the command has ended."""
         if not select.select([self._descriptor], [], [], 0.2)[0]:
             return b""
         try:

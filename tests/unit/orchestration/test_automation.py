@@ -41,7 +41,7 @@ def news() -> dg.AutomationCondition[Any]:
 
 @dataclass
 class Scene:
-    """A stream of two shards with six hours, assets below them, and looks of the daemon."""
+    """A stream of two shards with six hours, assets below them, and evaluations of the daemon."""
 
     home: Path
     instance: dg.DagsterInstance

@@ -73,7 +73,7 @@ def test_an_asset_of_the_user_can_have_the_name_of_the_table(leasehold):
 
 
 def test_the_asset_names_the_sensors_that_work_on_it(leasehold):
-    """Method: what Dagster's page of the asset asks for, on what a code server sends it."""
+    """Method: the query of Dagster's asset page, on the data that a code server sends."""
     stream, _ = scripted_stream(name="orders.eu")
     repository = build_definitions([stream], leasehold).get_repository_def()
     snap = RepositorySnap.from_def(repository)
@@ -157,7 +157,7 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(leasehold
 
 
 def test_a_function_can_change_specs_of_assets_except_keys(leasehold):
-    """Goal: whatever an asset may have in Dagster, a stream's assets may have."""
+    """Goal: a stream's assets can have every feature of a Dagster asset."""
     condition = dg.AutomationCondition.eager()
 
     def change(spec: dg.AssetSpec) -> dg.AssetSpec:

@@ -143,7 +143,7 @@ def table_lines(text: str) -> list[str]:
 
 
 def on_terminal(*arguments: str) -> tuple[str, str]:
-    """Return the output of a command, and what a terminal as its standard error showed."""
+    """Return the output of a command, and the text on a terminal as its standard error."""
     screen, its_end = pty.openpty()
     with os.fdopen(screen, "rb", buffering=0) as shown:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The command line: what each command prints, and one sentence for each mistake."""
+"""The command line: the output of each command, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -
 
 
 def test_load_reads_a_pipe_once(run, tmp_path: Path) -> None:
-    """A look at the pipe before it is read would end it for whoever writes into it."""
+    """A check of the pipe before it is read would end it for its writer."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     feeder = threading.Thread(target=lambda: pipe.write_bytes(b"one\ntwo\n"))

@@ -46,7 +46,7 @@ def commands_in(modules: set[str]) -> set[str]:
 
 
 def test_the_list_of_commands_loads_no_command_and_no_heavy_library() -> None:
-    """Goal: `leasehold --help` answers at once. Method: ask a fresh interpreter what it loaded."""
+    """Goal: `leasehold --help` answers at once. Method: list the modules of a fresh interpreter."""
     modules = modules_of("--help")
     assert modules & HEAVY == set()
     assert commands_in(modules) == set()

@@ -118,7 +118,7 @@ def test_the_doctor_checks_the_instance_of_the_environment(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A project with a Dagster of its own has none in Leasehold's home."""
+    """A project with its own Dagster has none in Leasehold's home."""
     _, parts = examined(home, capsys)
     assert parts["dagster"]["health"] == "warning"
     assert "DAGSTER_HOME names no" in parts["dagster"]["text"]

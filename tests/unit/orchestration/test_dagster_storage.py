@@ -20,7 +20,7 @@ class Reached(Exception):
 
 
 def options_of(url: str) -> dict[str, Any]:
-    """Return what the driver would be told."""
+    """Return the options that the driver would receive."""
     seen: dict[str, Any] = {}
     engine = sa.create_engine(url)
 

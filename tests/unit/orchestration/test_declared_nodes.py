@@ -30,7 +30,7 @@ OutputOf = Callable[..., str]
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
-    """A store with the group as it is declared, and two shards; no node has joined."""
+    """A store with the declared group and two shards; no node has joined."""
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"

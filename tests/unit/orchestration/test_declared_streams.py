@@ -1,4 +1,6 @@
-"""Streams by name, wherever they are declared, and the rows by which nodes join their groups."""
+"""Streams by name, for every place of declaration, and the rows with which nodes join their
+groups.
+"""
 
 from __future__ import annotations
 

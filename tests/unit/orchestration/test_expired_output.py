@@ -184,7 +184,7 @@ def test_a_reader_of_expired_output_is_refused(home: ConsumedHome) -> None:
 
 
 def test_vacuum_keeps_named_files_and_a_claim_delays_expiry(home: ConsumedHome) -> None:
-    """While somebody replays a shard, its output stays, and so do the files that readers see."""
+    """While another run replays a shard, its output stays, and so do files that readers see."""
     from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 
     home.store.claim_rewrite(KEY, ZERO, "replay", RewriteKind.REPLAY)

@@ -117,7 +117,7 @@ def test_a_finished_parent_is_reopened_only_with_the_option(
 def test_a_drain_waits_for_the_batch_in_progress(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drain begins in the middle of a run's first batch; the run stops behind it."""
+    """The drain starts in the middle of a run's first batch; the run stops after it."""
     home.append(20)
     codes: list[int] = []
     draining = threading.Thread(target=lambda: codes.append(main(["group", "drain", "demo"])))

@@ -1,4 +1,4 @@
-"""`leasehold init`: what it writes is a project that runs, whatever the source."""
+"""`leasehold init` writes a project that runs, for every source."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def given(options: Sequence[str]) -> list[str]:
 
 
 def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Goal: the client's own log says nothing of its tries, several of which it makes a second."""
+    """Goal: the client's own log is silent about its tries, several of which it makes a second."""
     options = ("bootstrap_servers=127.0.0.1:1", "timeout_s=1")
     assert main(["init", "orders", "--source", "kafka", *given(options)]) == 1
     printed = capfd.readouterr()

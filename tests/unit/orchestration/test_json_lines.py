@@ -1,4 +1,4 @@
-"""Records of every type as lines of JSON: each is valid, whatever is in it."""
+"""Records of every type as lines of JSON: each line is valid for any content."""
 
 from __future__ import annotations
 

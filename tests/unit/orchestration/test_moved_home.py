@@ -21,7 +21,7 @@ PUBLICATIONS = 25
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a table of 20 records, which nobody has open."""
+    """A home with a table of 20 records, which no process has open."""
     home = ConsumedHome(tmp_path / "home")
     home.append(10)
     home.consume("run-1")
@@ -74,7 +74,7 @@ def test_the_table_follows_a_home_that_was_moved(
 
 
 def test_publication_continues_long_after_a_move(home: Path, tmp_path: Path) -> None:
-    """Goal: what its metadata tells of the place before is forgotten without an error."""
+    """Goal: metadata of the old place expires without an error."""
     moved = tmp_path / "moved"
     shutil.move(home, moved)
     assert main(["table", "move", "demo", "--home", str(moved)]) == 0

@@ -1,4 +1,6 @@
-"""`leasehold quarantine`: what is listed, and what another try replaces; without Spark."""
+"""`leasehold quarantine`: the listed records, and the output that a retry replaces; without
+Spark.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leasehold report`: one page that needs nothing else, for any number of shards."""
+"""`leasehold report`: one self-contained page, for any number of shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leasehold simulate`: who holds how many shards after each change, and what moved."""
+"""`leasehold simulate`: the shares after each change, and the moves."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ Examine = Callable[[Session], tuple[int, list[dict[str, str]]]]
 def examine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Examine:
-    """Run the doctor, and return its exit code and what it says of a worker of a session."""
+    """Run the doctor, and return its exit code and its line about a worker of a session."""
     monkeypatch.setattr(preflight, "check_spark", lambda _: None)
     monkeypatch.setattr(doctor_module, "sources", lambda _: iter(()))
     monkeypatch.delenv("DAGSTER_HOME", raising=False)

@@ -1,4 +1,4 @@
-"""`leasehold table create`: what was committed is published as it is."""
+"""`leasehold table create` publishes committed files unchanged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_table_create_publishes_files_that_match_the_ledger(
 def test_verify_compares_table_and_ledger(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Method: the ledger forgets what was published, past every rule."""
+    """Method: the test removes published rows from the ledger, past every rule."""
     at = ["--home", str(home.settings.home)]
     assert main(["verify", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["table"] is None

@@ -1,4 +1,4 @@
-"""`leasehold top`: what keys do, what fits into the terminal, and the command in a real one."""
+"""`leasehold top`: keys, the layout in the terminal, and the command in a real one."""
 
 from __future__ import annotations
 

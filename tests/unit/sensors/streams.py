@@ -76,7 +76,7 @@ class ScriptedSource:
 
 
 class MirroringSource(ScriptedSource):
-    """Its service can be told checkpoints; it does not take them while `refuses` says why."""
+    """Its service accepts mirrored checkpoints, except while `refuses` has a reason."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from tests.unit.sensors.test_rebalance import served
 
 
 def begun(instance: dg.DagsterInstance) -> FollowingScene:
-    """A node that has claimed its shards, in which there is nothing to read."""
+    """A node that has claimed its shards, which have no unread records."""
     scene = FollowingScene(instance)
     assert not scene.tick().run_requests
     return scene

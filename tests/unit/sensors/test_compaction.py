@@ -96,7 +96,7 @@ class Scene:
         self.store.close_tenure(opened.tenure, reason="done")
 
     def start(self) -> None:
-        """Load the sensor anew, as a restarted code server does."""
+        """Load the sensor again, as a restarted code server does."""
         self.step = compaction_step(self.stream, self.deployment, lambda: self.now_s)
         self.cursor: str | None = None
 
@@ -207,7 +207,9 @@ def test_one_compaction_of_a_stream_at_a_time_on_a_node(scene: Scene):
 
 
 def test_a_compaction_whose_process_ended_is_failed_and_repeated(scene: Scene):
-    """Goal: without an agent nobody else sees it, and its node would never compact again."""
+    """Goal: without an agent, no other process notices it, and its node would never compact
+    again.
+    """
     place = process_note().partition("|")[0]
     run = scene.add_run(DagsterRunStatus.STARTED, "compact_orders_eu", f"{place}|999999999|1")
     assert len(scene.tick()) == 1
@@ -223,7 +225,7 @@ def test_a_shard_that_another_run_rewrites_is_skipped(scene: Scene):
 
 
 def test_every_24th_compaction_removes_replaced_files(scene: Scene):
-    """Goal: their number is in the cursor, since code servers start anew."""
+    """Goal: their number is in the cursor, because code servers restart."""
     marks: list[bool] = []
     for _ in range(VACUUM_EVERY_RUNS):
         scene.now_s += PAUSE_S

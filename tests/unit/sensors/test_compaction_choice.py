@@ -35,7 +35,7 @@ def heads(**numbers: int) -> dict[ShardId, LedgerHead]:
 
 
 def test_a_shard_is_worth_a_run_once_it_has_enough_new_batches():
-    """Goal: those that a compaction looked at do not count, however many there ever were."""
+    """Goal: batches that a compaction has read do not count, for any number of them."""
     keepers = {X: A, Y: A, Z: B}
     ends = heads(x=10_000 + BATCHES_MIN, y=10_000 + BATCHES_MIN - 1, z=BATCHES_MIN)
     progress = {shard: Compacted(0, 10_000) for shard in (X, Y)}
@@ -61,7 +61,7 @@ def test_a_shard_that_is_over_is_compacted_once():
 
 
 def test_all_batches_of_a_quiet_shard_count_as_old():
-    """Goal: seen by the clock of whoever looks, since nothing newer is in the ledger."""
+    """Goal: the age is measured by the observer's clock, because the ledger has no newer row."""
     still, age_s = StillShards(), 3_600.0
     still.see(heads(x=5, y=5), 0.0)
     still.see(heads(x=5, y=6, z=1), 10.0)

@@ -1,7 +1,7 @@
-"""A day of a busy stream, and the days behind it, under a virtual clock: which files are left.
+"""A day of a busy stream and the days after it, under a virtual clock: the remaining files.
 
 The sensor, the compactions that it launches, the ledger and vacuum are the real ones. The files
-have no content: their sizes are those that so many records of 300 a second would have.
+have no content: their sizes are those of 300 records a second.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Days:
     def commit(self) -> None:
         """Commit a batch of each shard: 10 s of its records.
 
-        The rows are put behind the store's back, whose verbs read all rows of a shard.
+        The rows are written past the store's operations, which read all rows of a shard.
         """
         number = self.batches
         start, end = str(number * RECORDS), str((number + 1) * RECORDS)
@@ -119,7 +119,9 @@ class Days:
         self.batches += 1
 
     def pass_by(self, hours: float, *, busy: bool) -> None:
-        """Let time go by; the sensor ticks, and what it launches is done at once."""
+        """Advance the clock; the sensor ticks, and the runs that it launches are carried out at
+        once.
+        """
         for _ in range(round(hours * 3600 / COMMIT_S)):
             self.now_s += COMMIT_S
             if busy:
@@ -138,7 +140,7 @@ class Days:
                 vacuum(self.store, self.key, self.place, older_than=age)
 
     def compact(self, config: dict[str, Any]) -> None:
-        """Do what a run of the sensor does."""
+        """Do the work of a run of the sensor."""
         self.runs += 1
         run, target = f"compact-{self.runs}", self.stream.retention.compact_target_bytes
         compactor = SizedCompactor(
@@ -171,8 +173,8 @@ def days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Days]:
 def test_a_day_of_small_files_ends_with_few_files(days: Days):
     """Goal: few files per shard once the records have ended, each copied a few times.
 
-    The first has half of the target and more, each of the others is larger than all behind it, and
-    a day later nothing is on the disk that the ledger does not name.
+    The first file has at least half of the target, each other file is larger than all later ones
+    together, and a day later no file is on the disk that the ledger does not name.
     """
     days.pass_by(24, busy=True)
     half = days.stream.retention.compact_target_bytes * LARGE_ENOUGH

@@ -1,4 +1,4 @@
-"""Hours whose runs fail, and steps of a watermark's tick that raise: what becomes of the others."""
+"""Hours whose runs fail, and failing steps of a watermark's tick: other hours continue."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TICK_S = 5.0
 
 
 class FollowingScene(Scene):
-    """A scene on a clock of its own, with one node."""
+    """A scene with a separate clock and one node."""
 
     def __init__(self, instance: dg.DagsterInstance, shards: int = 4, **settings: float) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""The janitor's rounds of deleting history: hourly, in small parts, and in nobody's way."""
+"""The janitor's rounds of deleting history: hourly, in small parts, without delaying other work."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ZERO = ShardId("0")
 
 
 class Scene:
-    """A node with one shard, and the runs that a test says Dagster knows of."""
+    """A node with one shard, and the runs that Dagster knows according to the test."""
 
     def __init__(self, instance: dg.DagsterInstance, *, agents: bool = False) -> None:
         self.instance = instance

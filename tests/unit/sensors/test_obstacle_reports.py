@@ -24,7 +24,7 @@ REFUSED = "The transform of orders.eu raised ValueError: no price."
 
 
 def begun(instance: dg.DagsterInstance) -> FollowingScene:
-    """A node that has claimed its shards, in which there is nothing to read."""
+    """A node that has claimed its shards, which have no unread records."""
     scene = FollowingScene(instance)
     assert not scene.tick().run_requests
     return scene

@@ -1,4 +1,4 @@
-"""Delivering to a hook: order, back-off, what is held back, and who delivers."""
+"""Delivery to a hook: order, back-off, delays, and the delivering deployment."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ def test_one_deployment_delivers_at_a_time(scene: Scene) -> None:
 
 
 def test_a_deployment_declared_dead_settles_nothing(scene: Scene) -> None:
-    """1. a calls; 2. a is evicted meanwhile, b delivers; 3. a's call returns: its turn is over."""
+    """1. a calls the hook. 2. a is evicted, and b delivers. 3. a's call returns: it lost
+    the lock.
+    """
     scene.commit(X, 2)
 
     def evict(batch: CommittedBatch) -> None:

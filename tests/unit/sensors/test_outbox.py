@@ -63,7 +63,7 @@ def commit_one(store: MemoryStore, stream: ShardStream, run: str, shard: ShardId
 def materialized(
     instance: dg.DagsterInstance, stream: ShardStream
 ) -> list[dg.AssetMaterialization]:
-    """Return what Dagster was told, the newest first."""
+    """Return the materializations in Dagster, the newest first."""
     records = instance.fetch_materializations(asset_key(stream), limit=100).records
     return [record.asset_materialization for record in records]
 
@@ -103,7 +103,7 @@ def test_reported_rows_without_a_flag_are_flagged_and_not_reported_again(instanc
 
 
 def test_batches_that_a_dead_run_reported_are_not_reported_again(instance):
-    """Of three batches, the run's own materialization covers the first two."""
+    """The run's own materialization covers the first two of three batches."""
     stream, _ = scripted_stream(1)
     _, store = memory_deployment()
     commit_batches(store, stream, "dead", 2)
@@ -167,7 +167,7 @@ def test_a_group_that_does_not_exist_yet_is_one_sentence(instance):
 
 
 def test_an_unreadable_row_does_not_delay_other_shards(instance, monkeypatch):
-    """Method: the payload of one shard's rows is of a form that nobody foresaw."""
+    """Method: the payload of one shard's rows has an unexpected form."""
     stream, _ = scripted_stream(2)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 2)

@@ -102,7 +102,7 @@ def test_ticks_as_far_apart_as_the_interval_publish_each_time(scene: Scene) -> N
 
 
 def test_a_late_tick_does_not_delay_the_next_publication(scene: Scene) -> None:
-    """Goal: what is committed is in the table an interval later, whenever the ticks come."""
+    """Goal: commits are in the table an interval later, for any times of the ticks."""
     for gap_s in (5.0, 6.4, 3.6, 8.0, 2.0):
         scene.consume()
         scene.now_s += gap_s - 1.0
@@ -131,7 +131,7 @@ def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
 
 
 def test_a_changing_table_is_observed_regularly(scene: Scene) -> None:
-    """Goal: an observation holds what is to be seen of the table; many snapshots make few."""
+    """Goal: an observation has the figures of the table; many snapshots make few observations."""
     shown = list[dg.AssetObservation]()
     with dg.DagsterInstance.ephemeral() as instance:
 
@@ -165,7 +165,7 @@ def test_a_changing_table_is_observed_regularly(scene: Scene) -> None:
 
 
 def checked(scene: Scene, instance: dg.DagsterInstance) -> list[str | None]:
-    """Store what the sensor reports of the check an hour after the last time; return it."""
+    """Return the check that the sensor stores an hour after the last one."""
     scene.now_s += 3_600.0
     evaluations = scene.watches[NODE].checked(instance)
     for each in evaluations:
@@ -218,7 +218,7 @@ def test_a_failed_comparison_is_repeated_and_fails_no_other_step(
 
 
 def test_two_deployments_publish_one_snapshot_per_interval(scene: Scene) -> None:
-    """Method: both tick each second; each knows of the other only what the store says."""
+    """Method: both tick each second; each knows of the other only through the store."""
     published = 0
     for _ in range(60):
         scene.consume()

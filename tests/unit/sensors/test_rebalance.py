@@ -55,7 +55,7 @@ class Scene:
         self.restart()
 
     def restart(self) -> None:
-        """A new code server: what was only in its memory is gone."""
+        """A new code server: the memory of the old one is lost."""
         self.step = rebalance_step(self.stream, self.deployment, self.clock)
 
     def sync(self) -> None:
@@ -342,7 +342,7 @@ def test_a_second_deployment_with_the_same_node_name_does_not_touch_runs_of_the_
 
 
 def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
-    """Both shards were read to their ends; the settings now begin one of them anew."""
+    """Both shards were read to their ends; the settings now start one of them again."""
     scene = Scene(instance, shards=2, nodes="a")
     scene.stream = replace(
         scene.stream, assignment=AssignmentMode.PINNED, nodes={"a": Pinned({"0": 2, "1": -1})}

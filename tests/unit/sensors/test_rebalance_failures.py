@@ -1,4 +1,4 @@
-"""Rounds of launching in which a shard, a source or Dagster raises something."""
+"""Rounds of launching in which a shard, a source or Dagster raises an error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_a_shard_with_unknown_work_does_not_stop_others(instance, monkeypatch):
 
 
 def test_a_failed_launch_keeps_leases_and_memory(instance, monkeypatch):
-    """Goal: Dagster's storage is away for runs alone; the nodes beat, and nobody is forgotten."""
+    """Goal: Dagster's storage is unavailable only for runs; the nodes beat, and none is
+    forgotten.
+    """
     scene = Scene(instance, nodes="a")
     scene.sync()
 

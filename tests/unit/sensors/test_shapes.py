@@ -41,10 +41,10 @@ class Shape:
     """A shape of deployment.
 
     Attributes:
-        setting: the nodes that the settings name; with agents, nobody answers to them.
-        own: the nodes that are there.
-        agents: whether agents beat for them.
-        other: whether a second deployment has a node in the group.
+        setting: the nodes that the settings name; with agents, these have no process.
+        own: the nodes that exist.
+        agents: True if agents beat for them.
+        other: True if a second deployment has a node in the group.
     """
 
     setting: tuple[str, ...]

@@ -15,7 +15,7 @@ def partitions(instance: dg.DagsterInstance) -> list[str]:
 
 
 def observations(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetObservation]:
-    """Return what Dagster has been told of the log, the newest first."""
+    """Return the observations of the log in Dagster, the newest first."""
     records = instance.fetch_observations(key, limit=100).records
     return [record.asset_observation for record in records]
 

@@ -1,7 +1,7 @@
-"""Two deployments with agents on one lease store: what becomes of shards whose daemon is down.
+"""Two deployments with agents on one lease store, and shards of a deployment whose daemon is down.
 
-Sensors, memberships and store are real; one clock is moved by hand, and a deployment's daemon is
-down while its sensor is not ticked. Its agents beat all the same.
+Sensors, memberships and store are real. One clock is advanced by hand, and a deployment's daemon is
+down while its sensor is not ticked. Its agents keep beating.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class World:
         return self.now
 
     def run(self, seconds: float) -> None:
-        """Let time pass: agents beat each second, look every other one, sensors tick each fifth."""
+        """Advance time: agents beat each second and check every other one, sensors tick
+        each fifth.
+        """
         for _ in range(int(seconds)):
             self.now += 1.0
             for site in self.sites:

@@ -209,7 +209,7 @@ def test_all_ticks_of_a_process_share_one_instance(
 def test_no_tick_after_the_first_opens_an_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Method: a code server gives a sensor the instance's reference, and what it requires."""
+    """Method: a code server gives a sensor the instance's reference, and its resources."""
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     definitions = build_definitions([CLICKS])
     location = definitions.get_repository_def()

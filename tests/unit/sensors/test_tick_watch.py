@@ -34,7 +34,7 @@ QUIET = {ShardId("0"): QuietShard("5", ShardBounds("0", "5", finished=False))}
 
 
 class Watched:
-    """A source with one quiet shard, and a clock that continues while somebody waits."""
+    """A source with one quiet shard, and a clock that advances while a tick waits."""
 
     def __init__(self, instance: dg.DagsterInstance, commit_interval_s: float = 0.0) -> None:
         self.instance = instance

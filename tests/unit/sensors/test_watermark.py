@@ -1,4 +1,4 @@
-"""The watermark sensor: which hours it asks for, what it counts as late, and how it says so."""
+"""The watermark sensor: the hours that it requests, the late records, and its messages."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Scene:
         return [str(request.run_key).removeprefix("hourly:") for request in requests]
 
     def make(self, hour: int) -> None:
-        """Write into the row of an hour what its run does."""
+        """Write the row of an hour as its run does."""
         store, key = self.world.store, self.world.key
         start = NOON + hour * HOUR
         former = store.windows(key, "hourly", since=start, until=start + HOUR)

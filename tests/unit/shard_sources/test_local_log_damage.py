@@ -24,7 +24,7 @@ LAST = [b"third", b"fourth"]
 
 @pytest.fixture
 def log(tmp_path: Path) -> LocalLog:
-    """Two appends, each of which is a file."""
+    """Two appends, each in a separate file."""
     log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
     log.append("0", WHOLE)
     log.append("0", LAST)

@@ -102,7 +102,7 @@ def test_the_declared_size_is_that_of_the_buffers(count: int) -> None:
 
 
 def test_the_largest_record_is_accepted() -> None:
-    """A reader accepts what a writer can write, compressible or not."""
+    """A reader accepts everything that a writer can write, compressible or not."""
     many = {f"name {n}": "x" * 1000 for n in range(1000)}
     for record in (
         b"\0" * RECORD_BYTES_MAX,

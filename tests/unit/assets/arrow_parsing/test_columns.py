@@ -1,4 +1,4 @@
-"""Parsing of Arrow columns: a record is the same, whatever stands beside it."""
+"""Parsing of Arrow columns: a record is parsed alike beside any other records."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LARGE = Limits(records_max=1_000_000, bytes_max=256 * 1024 * 1024)
 
 
 def full(sizes: BatchSizes) -> list[tuple[int, int]]:
-    """Return the records and bytes of two batches, one of which is as large as it may be."""
+    """Return the records and bytes of two batches, one of which has the maximum size."""
     return [(sizes.limits.records_max, 1), (1, 1)]
 
 

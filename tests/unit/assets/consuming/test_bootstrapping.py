@@ -1,4 +1,4 @@
-"""Pinned shards begin at their bootstrap cursor: once, and behind a gap where it has no records."""
+"""Pinned shards start at their bootstrap cursor, once, and after a gap if it has no records."""
 
 from __future__ import annotations
 

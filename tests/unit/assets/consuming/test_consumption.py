@@ -354,7 +354,7 @@ def test_an_unavailable_store_is_called_once_to_open_all_shards(world: World) ->
 
 
 def test_a_shard_in_transfer_is_announced_by_itself(world: World) -> None:
-    """Method: one shard is asked for while the first batch is made."""
+    """Method: one shard is requested while the first batch is in progress."""
 
     def ask() -> None:
         if len(world.sweeper.sweeps) == 1:

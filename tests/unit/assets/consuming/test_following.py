@@ -1,6 +1,6 @@
-"""A run that follows its shards: its commits, its questions meanwhile, and its answers.
+"""A following run: its commits, its checks between them, and its reactions.
 
-Time is virtual: it passes while the run waits, and while a sweep is at work.
+Time is virtual: it passes while the run waits and during a sweep.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Step = tuple[float, Callable[[], object]]
 
 @dataclass
 class Scene:
-    """A world in which things happen at moments, and a run that follows its shards."""
+    """A world with scheduled events, and a run that follows its shards."""
 
     world: World
     pace: Pace = field(default_factory=lambda: Pace(10.0, 10**9, 60.0))
@@ -159,7 +159,7 @@ def test_an_interval_of_zero_commits_at_once_but_rests_between_batches(tmp_path:
 def test_a_record_that_arrives_during_a_slow_batch_is_due_from_the_check_before(
     scene: Scene,
 ) -> None:
-    """It may have come at any moment since that look, however late the batch was committed."""
+    """It can have arrived at any time since that check, however late the batch was committed."""
     scene.world.sweeper.before = lambda: scene.pass_time(5.0)
     scene.append_at(1.0, ZERO)
     scene.follow()
@@ -285,7 +285,7 @@ def test_a_run_opens_a_shard_that_it_is_offered(scene: Scene) -> None:
 
 
 def gaining(scene: Scene, at_s: float) -> Callable[[], tuple[ShardId, ...]]:
-    """A planner whose node gains a shard at some moment, handed out at the next look."""
+    """Return a planner whose node gains a shard at some time, returned at the next check."""
     gains = [ONE]
     return lambda: (gains.pop(),) if gains and scene.world.now_s >= at_s else ()
 
@@ -415,7 +415,9 @@ def test_a_source_error_of_one_shard_fails_only_that_shard(scene: Scene) -> None
 
 
 def test_an_end_that_moves_without_records_does_not_keep_a_run_busy(scene: Scene) -> None:
-    """A service may number what it shows nobody: the end moves on, and there is nothing to read."""
+    """A service can number records that it does not show: the end moves, and there is nothing to
+    read.
+    """
     bounds = scene.world.log.bounds
 
     def beyond(shards: list[ShardId]) -> Any:

@@ -23,8 +23,8 @@ from tests.synced import synced
 class _Server:
     """A session of a server that lacks a feature, and raises `error` at one of a sweep's steps.
 
-    It stands in for the servers that speak Spark's protocol without being Spark. What is asked of
-    it leads to itself: the reader, the DataFrame, the writer.
+    It stands in for servers that speak Spark's protocol without being Spark. Each call returns the
+    session itself: the reader, the DataFrame, the writer.
     """
 
     def __init__(self, step: str, error: Exception) -> None:
@@ -97,7 +97,7 @@ def test_a_server_without_observations_writes_the_same_output(
 def test_a_transform_with_an_impossible_plan_is_blamed_instead_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: Spark's own conditions for what no plan may hold stay those of the transform."""
+    """Goal: Spark's error conditions of impossible plans are blamed on the transform."""
     monkeypatch.setattr(sql, "DataFrame", _Server)
     error = AnalysisException("[UNSUPPORTED_FEATURE.LATERAL_JOIN_USING] JOIN USING with LATERAL.")
     result = _sweep(_Server("join", error), lambda rows: rows.join(rows), tmp_path)

@@ -157,7 +157,7 @@ def test_records_removed_while_a_batch_is_read_are_a_gap(tmp_path: Path, wanted:
 
 
 def test_an_empty_child_with_a_moving_begin_cursor_has_no_gap(tmp_path: Path) -> None:
-    """Where nothing was written yet, a service's cursor says when it was asked."""
+    """In an empty shard, a service's cursor contains the time of the request."""
     world = World(tmp_path)
     child = world.log.split(ZERO)[0]
     world.sync()
@@ -251,7 +251,7 @@ def test_a_removed_shard_is_over_after_a_gap(
 
 
 def test_an_intended_batch_of_a_removed_shard_is_abandoned(tmp_path: Path) -> None:
-    """Method: a run dies between intent and commit, and its shard is removed meanwhile."""
+    """Method: a run dies between intent and commit, and then its shard is removed."""
     world = World(tmp_path)
     policy(world, GapPolicy.BEGIN)
 

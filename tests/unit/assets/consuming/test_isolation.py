@@ -50,7 +50,7 @@ class Killed(BaseException):
 
 @dataclass
 class Mortal:
-    """A lease store as a process sees it: once the process is gone, it hears nothing of it."""
+    """The lease store of one process: once the process is dead, its calls have no effect."""
 
     store: Any
     dead: bool = False
@@ -62,7 +62,7 @@ class Mortal:
 
 
 class Scene:
-    """Runs over two shards, one of which holds records that the transform cannot take."""
+    """Runs over two shards, one of which has records that the transform cannot process."""
 
     def __init__(self, folder: Path, poison: set[int], fault: str, **declaration: Any) -> None:
         self.world = World(folder, records=0, records_max=1_000, declaration=declaration)
@@ -240,7 +240,7 @@ def test_a_search_takes_one_try_per_bit_of_the_range_with_different_ids(tmp_path
 
 
 def test_a_neighbour_is_committed_by_the_run_after_the_first_that_hangs(tmp_path: Path) -> None:
-    """Goal: it waits for one stall alone; the shard that hangs has a job of its own from then on.
+    """Goal: it waits for only one stall; afterwards the hanging shard has a separate job.
 
     Method: the search continues beside new records of the neighbour, which each run commits.
     """
@@ -289,10 +289,12 @@ def test_only_failures_that_a_record_can_cause_are_counted() -> None:
 
 
 def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Path) -> None:
-    """Method: a log whose cursors are names, so that only planning tells where records lie."""
+    """Method: a log whose cursors are names, so that only planning finds the positions of
+    records.
+    """
 
     class Named:
-        """A source of which no range can be cut."""
+        """A source whose ranges cannot be divided."""
 
         def __init__(self, log: Any) -> None:
             self.log = log

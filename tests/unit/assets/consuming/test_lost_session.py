@@ -24,7 +24,7 @@ NUMBERS = {SHARD: range(1)}
 
 
 class Spark:
-    """Sessions by name, of which those in `gone` fail every sweep."""
+    """Sessions by name; those in `gone` fail every sweep."""
 
     def __init__(self, gone: set[str]) -> None:
         self.gone = gone

@@ -155,7 +155,7 @@ def test_a_transform_that_fails_on_a_whole_table_names_its_range(scene: Scene) -
 def test_a_reader_that_fails_in_the_middle_leaves_no_file(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: whatever a source raises is the error of its shard alone."""
+    """Goal: every error of a source fails only its shard."""
 
     class Reader:
         def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:

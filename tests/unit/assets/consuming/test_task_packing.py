@@ -1,4 +1,4 @@
-"""Ranges are shared among tasks: each once, evenly, and no more tasks than they are worth."""
+"""Ranges are shared among tasks: each once, evenly, and with no more tasks than needed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_ranges_of_other_sources_stay_whole() -> None:
 
 
 def test_a_range_with_cursors_that_are_not_numbers_is_not_divided() -> None:
-    """Goal: what is wrong with one shard stops no other one."""
+    """Goal: an error of one shard stops no other."""
     odd, long = ReadRange(ShardId("a"), "gone", "x"), ranges(8 * PART)[0]
     parts = parts_of([odd, long], 4, divide_offsets)
     assert parts["a"] == [odd]

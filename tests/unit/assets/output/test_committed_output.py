@@ -103,7 +103,7 @@ def test_a_group_without_commits_is_an_empty_dataset(tmp_path: Path) -> None:
 
 
 def test_shards_and_times_are_chosen_before_a_file_is_opened(world: World) -> None:
-    """Method: files that cannot hold what is asked for are destroyed before they are read."""
+    """Method: files that cannot match the filter are destroyed before they are read."""
     span = EventSpan(NOON + 5 * MINUTE, NOON + 7 * MINUTE)
     (file,) = plan(world, shards=[ZERO], span=span).files
     assert (file.shard, file.numbers, file.records) == (ZERO, range(1, 2), 4)

@@ -58,7 +58,7 @@ def test_the_first_store_owns_a_folder_and_any_other_is_refused(folder: OutputPl
 
 
 def test_one_of_many_concurrent_stores_owns_a_folder(folder: OutputPlace) -> None:
-    """Method: threads, each with a store of its own, all begin at the same moment."""
+    """Method: threads with separate stores start at the same moment."""
     stores = [MemoryStore() for _ in range(8)]
     start, owners, errors = threading.Barrier(len(stores)), list[str](), list[Exception]()
 

@@ -1,4 +1,4 @@
-"""Committed files that are gone are named, and nothing else is taken for one."""
+"""Missing committed files are named, and no other files are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def look(scene: Scene) -> FilePresence:
 
 
 def test_every_missing_file_is_named_with_its_batch(scene: Scene) -> None:
-    """Method: any subset of the committed files is removed, beside a file of nobody's."""
+    """Method: any subset of the committed files is removed, beside a file that no row names."""
     paths = [Path(path) for path in ledger_paths(scene.store, scene.key, scene.place)]
     orphan = scene.output / "attempts" / "dead" / "x.parquet"
     orphan.parent.mkdir()

@@ -118,7 +118,9 @@ def test_a_row_that_cannot_go_to_quarantine_is_refused_in_one_sentence(tmp_path:
 def test_quarantine_stays_readable_with_an_event_time_of_the_transform(
     tmp_path: Path, times: pa.Array, stored: datetime | None
 ) -> None:
-    """Goal: the event time in quarantine is a moment in UTC or null, whatever a transform made."""
+    """Goal: the event time in quarantine is a UTC time or null, for every type that a transform
+    returns.
+    """
     own = rows(["a", "a"], [None, "refused"])
     own = own.set_column(own.schema.get_field_index("event_time"), "event_time", times)
     files = ShardFiles(local_place(tmp_path), "0", batches("a"))

@@ -18,7 +18,7 @@ ATTEMPT = "attempts/run-1"
 
 
 class Frame:
-    """A DataFrame of one task; `meanwhile` happens once its rows are written."""
+    """A DataFrame of one task; `meanwhile` is called once its rows are written."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.meanwhile = meanwhile

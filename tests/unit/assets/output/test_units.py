@@ -1,7 +1,7 @@
 """Units of output, read in pages while rows are deleted: each batch is seen once.
 
-Method: 200 batches on SQLite, of which one file holds ten around the border of the first page; the
-rows of nine of them are folded into the tenth's row when a reader has taken ten rows of that page.
+Method: 200 batches on SQLite, of which one file has ten around the border of the first page. The
+rows of nine of them are merged into the tenth's row when a reader has read ten rows of that page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MERGED = range(PAGE_FIRST_ROWS - 4, PAGE_FIRST_ROWS + 6)
 
 
 class PrunedMeanwhile:
-    """A store of which rows are folded once, while somebody reads the ledger's first page."""
+    """A store whose rows are merged once, during the first page of a read of the ledger."""
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class PrunedMeanwhile:
             yield row
 
     def prune(self) -> None:
-        """Fold what may be folded."""
+        """Merge rows that can be merged."""
         self.pruned = True
         gone = 0
         while (portion := self._store.prune_batches(KEY, SHARD, before=FAR, keep=1)).more:

@@ -1,4 +1,4 @@
-"""Addresses of output: what is taken, and what is refused at the door in one sentence."""
+"""Addresses of output: accepted ones, and refusals in one sentence."""
 
 from __future__ import annotations
 

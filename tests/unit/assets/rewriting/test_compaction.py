@@ -82,7 +82,7 @@ class Scene(World):
             self.store.prune_journal(self.key, shard, before=FAR, keep=1)
 
     def put(self, batch: Batch) -> None:
-        """Change a row of the ledger behind the store's back."""
+        """Change a row of the ledger past the store's operations."""
         self.store._groups[self.key].batches[batch.shard, batch.sequence] = batch
 
     def rewrite_file(self, sequence: int, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -336,7 +336,7 @@ def test_batches_without_output_cost_nothing() -> None:
 
 
 def test_columns_are_compared_past_batches_without_files() -> None:
-    """Goal: a batch without files between two transforms does not join what differs."""
+    """Goal: a batch without files between two transforms does not merge different columns."""
     batches = [batch(0, 5), batch(1), batch(2, 5), batch(3, 5)]
     text, number = ([{"name": "n", "type": kind}] for kind in ("string", "long"))
     columns = {0: text, 1: None, 2: number, 3: number}
@@ -408,7 +408,7 @@ def test_merged_rows_are_compacted_replayed_and_forced_like_others(scene: Scene)
 def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
     tmp_path: Path, seed: int
 ) -> None:
-    """Property: whatever is done in whatever order, output is the records, each once, in order."""
+    """Property: after any work in any order, the output is the records, each once, in order."""
     from dagster_leasehold.assets.rewriting.replay import Replayer
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 

@@ -46,7 +46,7 @@ class Scene(World):
         self.store._clock = lambda: self.now
 
     def go_on(self, batches: int, every: timedelta = timedelta(seconds=10)) -> None:
-        """Append records, and commit each as a batch of its own."""
+        """Append records, and commit each as a separate batch."""
         for _ in range(batches):
             self.now += every
             self.append(ZERO, 1)
@@ -110,7 +110,7 @@ def test_unpublished_batches_are_compacted_later(scene: Scene) -> None:
 
 
 def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:
-    """Goal: the ledger is read from the first file that may still grow, whatever its length."""
+    """Goal: the ledger is read from the first file that can still grow, for any length."""
     scene.go_on(6)
     target = 2 * max(scene.sizes()) + 100
     scene.compact(target_bytes=target)
@@ -126,7 +126,7 @@ def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:
 
 
 def test_files_that_shrink_when_merged_are_merged_further(scene: Scene) -> None:
-    """Goal: what each small file has of its own does not count for the size of the whole.
+    """Goal: the fixed overhead of each small file does not count for the size of the whole.
 
     Method: files of one record, which are nearly all head and foot, and a target of eight of them.
     """
@@ -210,7 +210,7 @@ def test_a_compaction_works_in_portions_and_yields_between_them(
 def test_batches_without_output_do_not_delay_a_compaction(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: more of them than a portion holds, behind a file that might still grow."""
+    """Goal: more of them than a portion has, after a file that could still grow."""
     module = "dagster_leasehold.assets.rewriting.continued_compaction"
     monkeypatch.setattr(f"{module}.MERGED_ROWS_MAX", 4)
     scene.go_on(1)
@@ -262,7 +262,7 @@ def test_a_checkpoint_forced_back_during_a_compaction_wins(scene: Scene) -> None
 
 
 def test_the_rows_of_a_merged_file_are_not_written_again(scene: Scene) -> None:
-    """Goal: a swap changes what it must; a year of small batches does not make one longer."""
+    """Goal: a swap writes only changed rows; a year of small batches does not make it longer."""
     scene.go_on(6)
     scene.compact()
     scene.go_on(6)
@@ -305,8 +305,8 @@ def merged(ledger: Sequence[Batch], merge: Sequence[Unit]) -> list[Batch]:
 def test_a_day_of_small_files_is_copied_a_few_times_and_ends_as_few_files() -> None:
     """Method: 8,640 batches of 7 kB, as of a shard with 40 records/s; a compaction each half hour.
 
-    Goal: the files reach half the target and more, behind them are no more than the logarithm of
-    the number of compactions, and no record is copied more often than that.
+    Goal: the files reach at least half the target, the others are no more than the logarithm of the
+    number of compactions, and no record is copied more often than that.
     """
     target, every, size = 32 << 20, 180, 7_000
     ledger: list[Batch] = []

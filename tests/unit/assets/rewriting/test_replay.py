@@ -67,7 +67,7 @@ class Scene(World):
         return [batch.generation for batch in self.ledger(shard)]
 
     def put(self, batch: Batch) -> None:
-        """Change a row of the ledger behind the store's back."""
+        """Change a row of the ledger past the store's operations."""
         self.store._groups[self.key].batches[batch.shard, batch.sequence] = batch
 
 
@@ -154,7 +154,7 @@ def test_consumption_continues_during_a_replay(scene: Scene) -> None:
 
 
 def test_readers_see_all_old_or_all_new_output(scene: Scene) -> None:
-    """Method: look at the ledger before every sweep of the replay: never some of both."""
+    """Method: read the ledger before every sweep of the replay; it never has a mixture."""
     seen: list[list[int]] = []
     scene.today.before = lambda: seen.append(scene.generations())
     scene.replay(ALL, ZERO)

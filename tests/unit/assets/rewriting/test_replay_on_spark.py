@@ -97,7 +97,7 @@ def test_a_replay_continues_in_a_new_session(on_spark: OnSpark) -> None:
 def test_a_stalled_replay_releases_its_claims_and_keeps_the_old_output(
     on_spark: OnSpark, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Method: no task of its third sweep runs; each shard is a portion of its own."""
+    """Method: no task of its third sweep runs; each shard is a separate portion."""
     scene = on_spark.scene
     scene.stream = replace(scene.stream, pace=Pace(shards_per_run=1))
     claims_at_interruption: list[object] = []

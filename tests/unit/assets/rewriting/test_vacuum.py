@@ -1,4 +1,4 @@
-"""Vacuum: what nobody can need goes; what is committed, young or under way stays."""
+"""Vacuum removes files that no reader can need; committed, young and active files stay."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which a server that was started answers, and is this very process."""
+    """A folder in which a started server answers; the server is this process."""
     monkeypatch.setattr(servers, "_port_open", lambda port: True)
     monkeypatch.setattr(servers, "_end", lambda folder: True)
     monkeypatch.setattr(servers, "_start", start)

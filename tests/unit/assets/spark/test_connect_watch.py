@@ -1,6 +1,6 @@
 """The watcher of the embedded Spark server: the server ends with its users and with the watcher.
 
-Method: the watcher is a process of its own, and a Python that sleeps stands for the server.
+Method: the watcher is a separate process, and a Python that sleeps stands for the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of a Spark that lacks something, told from those of a user's plan and code."""
+"""Errors of a Spark that lacks a feature, distinguished from errors of the user's plan and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that travels with a session, seen by a session that only notes what it is sent."""
+"""Code that is sent with a session, recorded by a fake session."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def python(code: str, archives: list[Path]) -> str:
-    """Return what a Python prints that has these archives and its own library alone."""
+    """Return the output of a Python with only these archives and its standard library."""
     begin = f"import sys; sys.path[:0] = {[*map(str, archives)]!r}\n"
     command = [sys.executable, "-I", "-S", "-c", begin + code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_a_task_runs_without_an_installed_package() -> None:
-    """Goal: what a worker imports needs no library but PySpark and pyarrow."""
+    """Goal: a worker's imports need only PySpark and pyarrow."""
     session = begun()
     assert session.names == [OWN_PACKAGE, *COMPANIONS]
     code = "from dagster_leasehold.assets.consuming import range_tasks; print(range_tasks.__file__)"
@@ -191,7 +191,7 @@ def test_the_name_of_an_archive_depends_on_its_content(tmp_path: Path) -> None:
 
 
 def test_a_session_with_other_code_is_refused() -> None:
-    """Goal: code that was changed is never mixed with what workers have imported."""
+    """Goal: changed code is never mixed with the modules that workers have imported."""
     session = begun()
     shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
     assert session.names == [OWN_PACKAGE, *COMPANIONS], "another process has sent the same"

@@ -1,4 +1,4 @@
-"""How Spark is asked for: which settings are taken, and what its processes are given."""
+"""Spark sessions: the accepted settings, and the environment of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places and configuration of Spark: those that are taken, and what each refusal says."""
+"""Addresses and configuration of Spark: accepted ones, and the text of each refusal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_tls_is_a_parameter_of_the_address(address: str, engine: str, tmp_path: 
 
 @pytest.mark.parametrize("switch", ["use_ssl=false", "use_ssl=", "use_ssl=true;use_ssl=0"])
 def test_an_address_that_switches_tls_off_does_not_go_with_tls(switch: str, tmp_path: Path) -> None:
-    """Spark's client would connect in plain text, whatever spark.tls says."""
+    """Spark's client would connect in plain text, despite spark.tls."""
     address = f"sc://h:1/;{switch}"
     assert SparkSettings(address=address).engine == address
     authority = tmp_path / "authority.pem"

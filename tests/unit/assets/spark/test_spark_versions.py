@@ -1,4 +1,4 @@
-"""Releases of Spark that go together, and the sentence for those that do not."""
+"""Releases of Spark that work together, and the sentence for others."""
 
 from __future__ import annotations
 

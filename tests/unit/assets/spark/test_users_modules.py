@@ -20,7 +20,7 @@ PROJECT = "shop_of_edits"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package without a file of its own, of which one module imports another."""
+    """A namespace package in which one module imports another."""
     package = tmp_path / PROJECT
     package.mkdir()
     (package / "prices.py").write_text("PRICE = 1\n")
@@ -62,7 +62,7 @@ def test_all_modules_are_imported_again_after_an_edit(project: Path, modules: Us
 def test_an_edit_while_a_module_is_imported_is_not_missed(
     project: Path, modules: UsersModules
 ) -> None:
-    """Method: the module edits its own file, as somebody may do after Python has read it."""
+    """Method: the module edits its own file, as a user can do after Python has read it."""
     text = "from pathlib import Path\nPRICE = 1\nPath(__file__).write_text('PRICE = 30\\n')\n"
     (project / "prices.py").write_text(text)
     assert imported("rules").PRICE == 1
@@ -84,7 +84,7 @@ def test_installed_packages_and_leasehold_are_not_imported_again(
 def test_a_module_of_another_finder_is_imported_again(
     project: Path, modules: UsersModules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: a project that is installed for editing has a finder of its own."""
+    """Goal: a project in an editable installation has its own finder."""
     name = f"{PROJECT}_by_finder"
 
     class Finder:

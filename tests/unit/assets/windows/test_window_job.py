@@ -23,7 +23,7 @@ TAG = run_tag("run-1")
 
 
 class HourJob:
-    """The job of an hour, whose transform does what a test wants."""
+    """The job of an hour, with a transform that a test chooses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class HourJob:
         )
 
     def write(self) -> None:
-        """Do what a task of Spark's does."""
+        """Act like a task of Spark."""
         (self.folder / "attempts" / "run-1").mkdir()
         (self.folder / "attempts" / "run-1" / "part-0.parquet").touch()
 

@@ -33,7 +33,9 @@ from tests.unit.assets.spark_doubles import PATIENCE_S, Driver, SparkDouble, unt
 
 
 class Hour:
-    """An hour of committed output, made without Spark; `meanwhile` happens once it is written."""
+    """An hour of committed output, computed without Spark; `meanwhile` is called once it is
+    written.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = World(folder)
@@ -97,7 +99,7 @@ def test_the_trace_of_an_hour_shows_the_time_of_spark(hour: Hour) -> None:
 
 
 def test_an_hour_with_expired_output_is_not_computed_again(hour: Hour) -> None:
-    """Made again, it would hold only what has not expired."""
+    """Computed again, it would have only the records that have not expired."""
     window = hour.make().window
     hour.world.deliver()
     assert expire(hour.store, hour.key, OutputExpiry(timedelta(days=-1), list)).expired
@@ -138,7 +140,7 @@ def test_a_run_declared_dead_cannot_write_its_hour(hour: Hour) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_an_hour_is_repeated_once_in_a_new_session(hour: Hour, lost: int) -> None:
-    """Goal: what the lost session wrote, or still writes, is in no row."""
+    """Goal: no row names the files that the lost session wrote or still writes."""
 
     def fails() -> None:
         if len(hour.sessions) <= lost:

@@ -1,4 +1,4 @@
-"""A client's save that would take a shard back: refused as what it is, and the shard stays."""
+"""A client's save that would move a shard back is refused, and the client keeps the shard."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_shard_is_not_finished_before_its_checkpoint(clock: ManualClock, group
 
 
 class OrdersOtherwise(MemoryStore):
-    """A store that refuses what its client cannot know: `11.1` lies before `10` for it."""
+    """A store whose order the client does not know: for it, `11.1` is before `10`."""
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         if cursor == "11.1":

@@ -1,4 +1,4 @@
-"""The heartbeat surface: what a reply holds, who keeps what, and how losses are told."""
+"""Heartbeats: the content of a reply, the owners of shards, and the reports of losses."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_a_shard_moves_from_a_run_to_a_client_and_back(clock: ManualClock, commi
 
 
 class LosesAReply(MemoryStore):
-    """One gap is recorded, but whoever asked for it does not hear of it."""
+    """One gap is recorded, but the reply is lost."""
 
     loses = False
 
@@ -356,7 +356,7 @@ class LosesAReply(MemoryStore):
 
 
 def with_a_ledger(store: MemoryStore, clock: ManualClock) -> GroupMember:
-    """A client on a shard of which runs keep a ledger; the store has its checkpoint at 5."""
+    """A client on a shard whose runs keep a ledger; the store has its checkpoint at 5."""
     plain = joined(store, clock, "plain")
     plain.heartbeat(())
     tenure = opened(plain).tenure

@@ -1,4 +1,4 @@
-"""Handing a shard over: what fails then, what is tried again, and what is called off."""
+"""Transfers: failures, retries, and transfers that are called off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.lease_store.client.world import (
 def test_a_shard_lost_during_its_release_is_raised_by_the_next_call(
     clock: ManualClock, feed: ListFeed
 ):
-    """A checkpoint in memory could not be persisted: the caller has to hear of it."""
+    """A checkpoint in memory could not be stored: the caller has to receive an error."""
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
     for shard in a.partitions():

@@ -1,4 +1,4 @@
-"""A member whose beats were not confirmed in time: it continues only if nobody else did."""
+"""A member whose beats were not confirmed in time continues only if no other node took over."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_beat_that_took_longer_than_its_trust_does_not_count(clock: ManualCloc
 
 
 def test_a_pull_client_continues_with_its_batch_after_a_lapse(clock: ManualClock, feed: ListFeed):
-    """A hundred records were read twice here, though nobody else had touched the shard."""
+    """Here a hundred records were read twice, although no other node had touched the shard."""
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)

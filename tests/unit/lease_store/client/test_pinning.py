@@ -1,4 +1,4 @@
-"""Shards asked for by name: one answer for each, and refusals that cost the group nothing."""
+"""Shards requested by name: one answer for each, and refusals that cost the group nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unavailable(*_: object, **__: object) -> NoReturn:
 
 
 def traces(store: MemoryStore) -> tuple[int, int]:
-    """The rows that every member has to read again, and those that stay for good."""
+    """The rows that every member has to read again, and the permanent ones."""
     return store.pulse(KEY).group.generation, len(store.journal(KEY))
 
 

@@ -130,7 +130,7 @@ def test_a_processor_is_called_in_order_and_its_checkpoint_persisted(fleet: Flee
 def test_reading_continues_at_a_rollback_cursor(
     fleet: Fleet, wanted: str, then: object, saved: str
 ):
-    """An earlier cursor brings records again, up to what was done, and saves nothing meanwhile."""
+    """An earlier cursor delivers records again, and nothing is saved until the old position."""
     worker = fleet.worker("a")
     recorder = fleet.processor(S0)
     recorder.answers = [None, wanted]

@@ -1,8 +1,8 @@
 """Random histories of pull clients under virtual time: joins, stalls, crashes, store failures.
 
-Method: a seeded scheduler picks a client and what it does. Clients stall for longer than the
-timeout, die without a word, and find the store away before or after a write. At each step the
-promises that need no end are checked; then all is healed, and the group has to settle.
+Method: a seeded scheduler picks a client and its action. Clients stall for longer than the timeout,
+die without a message, and find the store unavailable before or after a write. Each step checks the
+promises that need no end. Then all faults stop, and the group has to settle.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class History:
             action()
 
     def heal(self) -> None:
-        """No more faults: every client beats in time, and takes what it is given."""
+        """Stop faults: every client beats in time, and opens the shards that it gets."""
         self.store.fault_rate = 0.0
         for actor in self.actors.values():
             actor.stalled_until = 0.0

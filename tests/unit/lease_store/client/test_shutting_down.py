@@ -1,4 +1,6 @@
-"""A member that leaves while its store does not answer: what it has not saved is not freed."""
+"""A member that leaves while its store does not answer: shards with unsaved cursors are not
+freed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def holding(store: MemoryStore, clock: ManualClock, *shards: ShardId) -> GroupMe
 def locked(
     store: MemoryStore, clock: ManualClock, seconds: float, shard: str = "0"
 ) -> Callable[..., None]:
-    """`save_checkpoint` of a store in which somebody locks a shard's row for a while."""
+    """`save_checkpoint` of a store in which another process locks a shard's row for a while."""
     free_at, real = clock() + seconds, store.save_checkpoint
 
     def save(tenure: object, cursor: str) -> None:

@@ -182,7 +182,7 @@ def test_a_complete_child_starts_without_a_gap(clock: ManualClock):
 
 
 def test_a_cursor_that_moves_without_records_is_kept(clock: ManualClock, feed: ListFeed):
-    """A log renews the cursors of an idle shard, which else become unsure with time."""
+    """A log renews the cursors of an idle shard, which otherwise expire with time."""
     store = memory_store(["0"], initial_position="end")
     client = started(store, clock, feed, "a")
     client.connect(S0)

@@ -1,4 +1,4 @@
-"""Modulo and pinned: nodes that say what they want, and what is refused."""
+"""Modulo and pinned groups: the settings of nodes, and refusals."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_the_first_of_equal_nodes_gets_the_larger_share_and_the_next_shard() -> 
 
 
 def test_a_node_that_holds_more_comes_before_equal_ones() -> None:
-    """It may then keep one shard more, which is what makes the moves fewest."""
+    """It can then keep one shard more, which makes the moves fewest."""
     assert balanced_quotas({A: 0, B: 0, C: 3}, 4) == {A: 1, B: 1, C: 2}
 
 

@@ -1,4 +1,4 @@
-"""A failing step: its wait, what is said of it, and what it does to the steps beside it."""
+"""A failing step: its wait, its messages, and its effect on other steps."""
 
 from __future__ import annotations
 

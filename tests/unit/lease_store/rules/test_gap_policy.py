@@ -1,4 +1,4 @@
-"""Where a shard continues behind records that were removed, for runs and plain clients alike."""
+"""Where a shard continues after removed records, for runs and clients alike."""
 
 from __future__ import annotations
 

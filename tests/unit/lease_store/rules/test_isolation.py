@@ -31,7 +31,7 @@ class Shard:
         self.committed: list[int] = []
 
     def run(self) -> bool:
-        """Make one try, and what a run does beside it; return False once all is read."""
+        """Make one try, and the other work of a run; return False once all records are read."""
         if self.at == self.records:
             return False
         suspicion = self.suspicion or Suspicion()

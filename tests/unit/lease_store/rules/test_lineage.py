@@ -11,7 +11,7 @@ CHILD, LISTED, FORGOTTEN = ShardId("2"), ShardId("0"), ShardId("1")
 
 
 class Names(Container[ShardId]):
-    """A list so long that it may be asked, but not read from its beginning to its end."""
+    """A list so long that it can be queried, but not read completely."""
 
     def __contains__(self, shard: object) -> bool:
         return shard in (CHILD, LISTED)

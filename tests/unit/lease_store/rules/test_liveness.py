@@ -60,7 +60,7 @@ def test_any_change_restarts_the_count(changed: Node) -> None:
 def watched(
     looks: list[float | None], clock: ManualClock, observations: Observations
 ) -> Observations:
-    """Look after each interval; None is a look that fails after 5 s."""
+    """Observe after each interval; None is an observation that fails after 5 s."""
     for interval_s in looks:
         clock.now_s += interval_s or 5.0
         if interval_s is None:
@@ -103,7 +103,7 @@ def test_time_without_observations_does_not_count_as_silence(
 def test_a_node_that_beats_in_time_survives_every_gap_of_observations(
     looks: list[float | None], before_s: float
 ) -> None:
-    """At the first look after a blind time, whoever beat in time before it has not lapsed."""
+    """At the first observation after a gap, a node that beat in time has not expired."""
     clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
@@ -169,7 +169,7 @@ def test_a_successor_that_finds_another_value_starts_again() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 60), st.booleans()), max_size=30))
 def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) -> None:
-    """A chain of processes, each with a clock of its own, against one that never restarts."""
+    """A chain of processes with separate clocks, against one that never restarts."""
     clock = ManualClock()
     always = Observations(clock)
     chained = Observations(clock)

@@ -1,4 +1,4 @@
-"""Settings of a node: one error of its own for each mistake, before anything runs."""
+"""Settings of a node: a separate error for each mistake, before anything runs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_every_node_computes_the_same_plan(snap: Snapshot, chance: random.Random
 
 @st.composite
 def unsettled(draw: st.DrawFn) -> Snapshot:
-    """Members that take no runs, transfers under way, a cap: whatever can come together."""
+    """Members that accept no runs, transfers in progress, a cap, in every combination."""
     names = NODES[: draw(st.integers(1, 4))]
     nodes = [node(name, accepts_runs=draw(st.integers(0, 3)) > 0) for name in names]
     leases: list[ShardLease] = []
@@ -294,7 +294,7 @@ def test_orphans_are_found() -> None:
 
 
 def test_an_inbound_shard_whose_holder_has_room_stays_before_one_in_use_moves() -> None:
-    """node-b has 4 and shall have 2: what is still with node-a costs nothing to leave there."""
+    """node-b has 4 and should have 2: shards that are still on node-a can stay there at no cost."""
     leases = [
         shard("0", "node-b"),
         shard("1", "node-b"),

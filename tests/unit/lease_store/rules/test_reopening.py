@@ -1,4 +1,4 @@
-"""Where a checkpoint may be forced to: what is left and what is read again meet without overlap."""
+"""Where a checkpoint can be forced to: kept and repeated records meet without overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proof continues from what an earlier one covered, and reads what moves meanwhile again."""
+"""A proof continues from an earlier one, and reads rows that change meanwhile again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_remaining_batches_can_name_covered_tenures() -> None:
 
 
 def test_rows_that_change_during_the_proof_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A swap right after the shard's ledger was read, once: the second reading is what counts."""
+    """A swap right after the shard's ledger was read, once: the second reading counts."""
     store = true_store()
     store.claim_rewrite(KEY, PARENT, "rewriter", RewriteKind.REPLAY)
     original, readings = store.heads, list[int]()

@@ -26,7 +26,7 @@ RULES = Path(__file__).parents[4] / "deploy/monitoring/leasehold.rules.yml"
 
 
 class Scene:
-    """A daemon that beats at each look, until it is told otherwise."""
+    """A daemon that beats at each check, until a test stops it."""
 
     def __init__(self) -> None:
         self.seconds, self.beats, self.beating = 0.0, 0, True
@@ -136,7 +136,7 @@ def test_a_table_that_is_published_regularly_is_not_overdue() -> None:
 
 
 def test_a_table_that_is_published_too_slowly_is_overdue() -> None:
-    """Method: at each look a batch comes, and one is published that came 32 looks before it."""
+    """Method: at each check a batch arrives, and one is published that arrived 32 checks before."""
     scene = Scene()
     scene.look_for(30.0)
     sentences = set[str]()

@@ -102,7 +102,7 @@ def test_an_interrupt_that_python_drops_is_raised_again(
 
 
 def test_an_interruption_in_progress_is_raised_once() -> None:
-    """However long the block takes to end, and though it is noted down and raised anew."""
+    """However long the block takes to end, and although it is logged and raised again."""
     seen: list[str] = []
 
     def work() -> None:
@@ -171,7 +171,7 @@ def test_a_signal_waits_for_the_end_of_a_few_steps() -> None:
 
 
 def test_a_signal_is_delivered_though_the_steps_fail() -> None:
-    """Goal: a child that cannot be started, while its parent is told to end."""
+    """Goal: a child that cannot be started while its parent is stopped."""
 
     def fail() -> None:
         with held_back():

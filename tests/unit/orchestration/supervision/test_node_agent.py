@@ -48,7 +48,7 @@ DEADLINE_S = 60.0
 
 
 class Server(CodeServer):
-    """A code server that answers while it is told to."""
+    """A code server that answers until a test stops it."""
 
     def __init__(self) -> None:
         self.answers = True
@@ -111,7 +111,7 @@ class Scene:
 
     @contextmanager
     def at_work(self) -> Iterator[threading.Event]:
-        """The agent on a thread; it is told to end with the block, and has left after it."""
+        """The agent on a thread; it is stopped at the end of the block, and has left afterwards."""
         stopping = threading.Event()
         thread = threading.Thread(target=self.agent.run, args=(stopping,), daemon=True)
         thread.start()
@@ -124,9 +124,9 @@ class Scene:
 
 
 class SilentStore(MemoryStore):
-    """A store that is away, and takes six seconds of its own clock to say so.
+    """A store that is unavailable, and takes six seconds of its clock to report it.
 
-    Each time it asks how the agent does, which looked at its code server before a beat.
+    Each call also records the health of the agent, which checked its code server before a beat.
     """
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ def test_an_agent_claims_shards_without_a_ticking_sensor(scene: Scene) -> None:
 def test_a_node_with_a_silent_sensor_accepts_runs_while_a_run_has_a_shard_open(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that is at work opens what the node gains. Nobody would launch another one."""
+    """The working run opens shards that the node gains. No other run would be launched."""
     monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
     monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
     leave_tick_mark(scene.instance, KEY)
@@ -344,7 +344,7 @@ def test_a_stopping_agent_transfers_its_shards_to_a_node_that_accepts_runs(
 def test_a_stopping_agent_waits_for_an_unavailable_store(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runs continue meanwhile; told to stop, they would leave their shards without an owner."""
+    """Its runs continue meanwhile; if they were stopped, their shards would have no owner."""
     monkeypatch.setattr(node_agent, "LOOK_S", 0.02)
     monkeypatch.setattr(node_agent, "KEEP_S", 0.02)
     asked, progress = Counter[str](), scene.store.progress

@@ -1,4 +1,4 @@
-"""To which code server a run goes; the servers themselves are in the acceptance tests."""
+"""The code server to which a run goes; acceptance tests have real servers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_run_goes_to_the_node_of_its_tag(scene: Scene) -> None:
 def test_a_run_keeps_its_files_in_the_home_of_its_nodes_host(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logs: str | None
 ) -> None:
-    """Goal: no host needs the daemon's folder; a place that somebody chose for logs stays."""
+    """Goal: no host needs the daemon's folder; a configured place for logs stays."""
     daemon, host = tmp_path / "daemon", tmp_path / "host"
     daemon.mkdir()
     chosen = {"base_dir": logs} if logs else {}

@@ -1,4 +1,4 @@
-"""Room on a disk: a home that does not exist yet, and a disk that does not tell."""
+"""Free space: for a home that does not exist yet, and on a disk of unknown space."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def work() -> None:
 
 
 class Deployment:
-    """An instance with the queue, and a launcher that notes what it is given."""
+    """An instance with the queue, and a launcher that records its runs."""
 
     def __init__(self, folder: Path, **concurrency: Any) -> None:
         queue = {"module": PromptRunCoordinator.__module__, "class": PromptRunCoordinator.__name__}

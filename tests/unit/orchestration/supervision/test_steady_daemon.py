@@ -31,7 +31,7 @@ from dagster_leasehold.orchestration.supervision.steady_daemon import (
 
 
 class FakeProcess:
-    """A process that runs until it is told otherwise."""
+    """A process that runs until a test stops it."""
 
     def __init__(self, command: list[str], **named: Any) -> None:
         del named

@@ -94,7 +94,7 @@ def test_each_packed_record_has_its_own_position() -> None:
 
 
 def test_a_packed_record_of_another_shard_is_omitted_and_keeps_its_index() -> None:
-    """Its producer is told that the record came to another shard than it meant, and resends it."""
+    """Its producer gets an error, because the record came to another shard, and resends it."""
     parts = [Part("k", b"mine", "1"), Part("k", b"not mine", "9"), Part("k", b"mine too", "2")]
     records = user_records(stored(pack(parts)), HashRange(0, 5))
     assert [record.part.data for record in records] == [b"mine", b"mine too"]

@@ -22,13 +22,13 @@ NOW_MS = 1_800_000_000_000
 
 @dataclass
 class Publishing:
-    """The publisher of a world's stream, and what its table shows.
+    """The publisher of a world's stream, and the content of its table.
 
     Attributes:
-        folder: the world's.
-        settings: of the table.
-        catalog: of the table; the lease database by default.
-        store: used instead of the world's own, if given.
+        folder: the world's folder.
+        settings: the settings of the table.
+        catalog: the catalog of the table; the lease database by default.
+        store: used instead of the world's store, if given.
     """
 
     folder: Path

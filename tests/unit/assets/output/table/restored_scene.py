@@ -1,4 +1,4 @@
-"""A stream whose database goes back to a backup, and whose log forgets what was read since."""
+"""A stream whose database goes back to a backup, and whose log drops the records read since."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Restored(Scene):
         assert isinstance(store.commit([commit])[shard], Changed)
 
     def read(self) -> None:
-        """List the shards, and consume what waits in them."""
+        """List the shards, and consume their unread records."""
         self.home.join()
         self.runs += 1
         self.home.consume(f"run-{self.runs}")
@@ -77,7 +77,7 @@ KINDS = ("leasehold", "lake")
 
 
 def restored_scene(folder: Path, kind: str) -> Restored:
-    """The scene with its table in the lease database, or in a catalog of its own."""
+    """The scene with its table in the lease database, or in another catalog."""
     if kind == "leasehold":
         return Restored(folder)
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/lake.db", "warehouse": "none"}
@@ -86,7 +86,7 @@ def restored_scene(folder: Path, kind: str) -> Restored:
 
 @contextmanager
 def restored_in_a_service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Restored]:
-    """The scene with its table in a catalog that is asked over HTTP."""
+    """The scene with its table in a catalog that is used over HTTP."""
     give_token(monkeypatch)
     with rest_catalog(folder) as uri:
         yield Restored(folder, CatalogSettings("lake", {"type": "rest", "uri": uri}))

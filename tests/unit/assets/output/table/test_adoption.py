@@ -1,7 +1,7 @@
-"""A table whose newest publication the lease store does not know is left alone until it is adopted.
+"""A table whose newest publication the lease store does not know is unchanged until its adoption.
 
-The lease store is restored from an older copy, made anew, or another deployment's; or the table is
-gone. What the table shows stays as it is meanwhile, and runs keep committing.
+The lease store was restored from an older copy, recreated, or belongs to another deployment; or the
+table is missing. The table shows its last state meanwhile, and runs keep committing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Scene:
         )
 
     def adopt(self) -> PublishReport:
-        """Adopt the table, and publish what waits behind."""
+        """Adopt the table, and publish the batches that wait."""
         self.publish("adopt")
         return self.publish()
 
@@ -152,9 +152,9 @@ def test_an_adoption_after_a_restore_loses_and_duplicates_no_published_record(sc
 
 
 def test_records_that_only_the_table_has_stay_readable_under_a_tag(tmp_path: Path) -> None:
-    """The table does not tell how far it has each shard, so that the ledger stays as it is.
+    """The table does not say how far it has each shard, so the ledger stays unchanged.
 
-    1. The database is restored; 2. the table is adopted before its records come again.
+    1. The database is restored. 2. The table is adopted before its records are read again.
     """
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
     scene = Scene(tmp_path, CatalogSettings("lake", properties))

@@ -43,7 +43,7 @@ OWN = {"py-catalog-impl": f"{__name__}.SilentCatalog"}
 
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Wait a fifth of a second for answers, and leave no request behind."""
+    """Wait a fifth of a second for answers, and leave no request open."""
     monkeypatch.setattr(catalog_clients, "ANSWER_S", 0.2)
     ANSWERED.clear()
     yield
@@ -98,7 +98,7 @@ def test_a_host_that_drops_connections_times_out() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_request_to_a_silent_metastore_times_out() -> None:
-    """Goal: a publisher that tries again for a year leaves no threads behind."""
+    """Goal: a publisher that retries for a year leaves no threads."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(TableUnavailable):
             find_table(properties_of("hive", silent.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Waiting for what was committed: published by who waits, or by whoever has the lock."""
+"""Waiting for committed records: the waiting reader publishes, or the holder of the lock does."""
 
 from __future__ import annotations
 

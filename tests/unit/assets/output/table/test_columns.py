@@ -1,4 +1,4 @@
-"""Columns are agreed on by name; what a table cannot hold is refused in one sentence."""
+"""Columns are matched by name; types that a table cannot have are refused in one sentence."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Table and ledger are compared while both continue: lasting differences alone are told."""
+"""Table and ledger are compared while both change: only lasting differences are reported."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_files_of_a_pending_publication_count(
 def test_concurrent_work_is_not_reported_as_a_difference(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Method: before each read of the store somebody may consume, publish, rewrite or go back."""
+    """Method: before each read of the store, a process can consume, publish, rewrite or go back."""
     incidents = Incidents(tmp_path, seed, monkeypatch)
     store: Any = incidents.world.store
     chance = random.Random(seed)

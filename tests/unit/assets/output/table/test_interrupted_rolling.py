@@ -1,4 +1,4 @@
-"""Rolling a ledger forward to its table is killed, or a request of before arrives meanwhile."""
+"""Rolling a ledger forward to its table is killed, or an earlier request arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Restored:
 def test_a_roll_forward_killed_between_two_shards_is_completed_by_repeating_it(
     scene: Restored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is published meanwhile."""
+    """No batch is published meanwhile."""
     scene.restore(grown(scene))
     kind = type(scene.home.store)
     forward = kind.roll_forward
@@ -155,7 +155,7 @@ def test_a_request_that_arrives_after_the_adoption_is_refused(
 def test_a_request_that_arrives_during_the_adoption_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger is rolled forward once more, to what it has put in."""
+    """The ledger is rolled forward once more, to the files of the request."""
     scene = restored_scene(tmp_path, "lake")
     dump = grown(scene)
     scene.consume(4)

@@ -18,7 +18,7 @@ from tests.unit.assets.output.table.publishing_world import Publishing
 
 
 class Scene(Publishing):
-    """A publisher of a table in a SQL catalog of its own, as if it were somebody's service."""
+    """A publisher of a table in a separate SQL catalog that behaves like an external service."""
 
     def metadata_at(self) -> str:
         catalog: Any = load_catalog(self.catalog.name, **self.catalog.properties)
@@ -26,19 +26,19 @@ class Scene(Publishing):
 
 
 def lake(folder: Path) -> CatalogSettings:
-    """A catalog of its own, in a file."""
+    """A separate catalog, in a file."""
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": "none"}
     return CatalogSettings("lake", properties)
 
 
 class Publishes(Protocol):
-    """Whatever publishes to a table in a SQL catalog."""
+    """A publisher to a table in a SQL catalog."""
 
     def publish(self) -> object: ...
 
 
 def send_unanswered(scene: Publishes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """Publish with a request that gets no answer; return what lets it arrive at the catalog."""
+    """Publish with a request that gets no answer; return a function that lets it arrive."""
     commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
 
     def delayed(*arguments: Any) -> None:
@@ -57,7 +57,7 @@ def send_unanswered(scene: Publishes, monkeypatch: pytest.MonkeyPatch) -> Callab
 def test_a_request_that_arrives_at_any_moment_is_published_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """1. A request is on its way. 2. The next publisher looks for it. 3. It arrives."""
+    """1. A request is in flight. 2. The next publisher looks for it. 3. It arrives."""
     scene = Scene(tmp_path, catalog=lake(tmp_path))
     scene.world.consume()
     late = [send_unanswered(scene, monkeypatch)]

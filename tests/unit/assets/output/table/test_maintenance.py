@@ -52,7 +52,7 @@ def consume_and_publish(scene: Publishing, run: str) -> None:
 def test_a_frozen_cleanup_keeps_metadata_published_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """1. It looks at the table. 2. Another node publishes. 3. An hour later it continues."""
+    """1. It reads the table. 2. Another node publishes. 3. An hour later it continues."""
     scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
     for number in range(3):
         consume_and_publish(scene, f"run-{number}")
@@ -95,7 +95,7 @@ def test_a_publisher_with_a_lost_reply_removes_no_metadata_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. It commits, the reply is lost, and it is frozen. 2. Others publish until its publication
-    is none of the newest. 3. It asks what became of it, and hears that its lock is over.
+    is no longer among the newest. 3. It checks the outcome, and finds that its lock was lost.
     """
     scene = Publishing(tmp_path)
     scene.world.consume()

@@ -1,4 +1,4 @@
-"""The mark of a table and the number of its records, whoever committed to it since."""
+"""The mark of a table and the number of its records, after commits of any program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> TableWorld:
 
 
 def changed(metadata: Any, **summary: str | None) -> Any:
-    """The same table, whose newest snapshot says other things."""
+    """The same table, whose newest snapshot has other values."""
     values = dict(metadata.current_snapshot().summary.additional_properties)
     for name, value in summary.items():
         values.pop(name.replace("_", "-"), None)

@@ -1,4 +1,4 @@
-"""Each committed record is in the table once, whoever dies, freezes, or is not answered."""
+"""Each committed record is in the table once, although publishers die, freeze and get no reply."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def die_at(point: Failpoint, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(publishing: Publishing) -> bool:
-    """The look of the sensor at what waits."""
+    """The sensor's check for waiting batches."""
     store, key = publishing.store, publishing.world.key
     return waits_for_publication(store, key, store.publication(key) or Publication(key))
 
@@ -201,7 +201,7 @@ def test_metadata_stays_small_over_many_publications(publishing: Publishing) -> 
 def test_the_metadata_never_goes_back_in_time(publishing: Publishing) -> None:
     """Goal: engines in Java refuse metadata that is older than the newest snapshot in its log.
 
-    Method: the second publisher's clock is no later than the first one's; this host's is behind.
+    Method: the second publisher's clock is not after the first one's; this host's clock is behind.
     """
     for number in range(2):
         publishing.world.append(publishing.world.ids[0], 1)

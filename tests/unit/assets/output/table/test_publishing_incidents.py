@@ -27,7 +27,7 @@ STEPS = 10
 
 
 class Incidents:
-    """One seed: a stream, its publishers, and what happens to them."""
+    """One seed: a stream, its publishers, and their incidents."""
 
     def __init__(self, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)

@@ -92,7 +92,7 @@ class Case:
         return table
 
     def note(self, plain: pa.Table, number: int, cursors: list[str]) -> None:
-        """Remember what a batch holds; what has no type is null in a table."""
+        """Remember the rows of a batch; a column without a type is null in a table."""
         values: Any = plain.column(self.name)
         if has_no_type(self.kinds[number]):
             values = pa.nulls(len(values))
@@ -252,7 +252,7 @@ def consumed(world: World, cases: list[Case], number: int, draw: random.Random) 
 
 
 def check_rows(publishing: Publishing, expected: Rows, engines: Engines, cases: list[Case]) -> None:
-    """Compare what each engine and `cat` read with what was written."""
+    """Compare the rows that each engine and `cat` read with the written rows."""
     listed = {case.name for case in cases if re.search("(list|map).*struct", str(case.kinds))}
     for engine, read in engines.items():
         rows = by_cursor(read(publishing))

@@ -34,7 +34,7 @@ COLUMNS = [{"name": "shard_id", "type": "string"}, {"name": "value", "type": "bi
 
 
 class Scene:
-    """A thousand shards with a committed batch each, whose files nobody reads."""
+    """A thousand shards with a committed batch each, whose files are not read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.catalog, self.settings = folder, lake(folder), TableSettings()

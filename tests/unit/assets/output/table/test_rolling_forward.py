@@ -1,7 +1,7 @@
-"""A ledger that was restored from a backup follows its table: nothing is lost, and nothing doubled.
+"""A restored ledger follows its table: no record is lost or duplicated.
 
-Records that the source has trimmed since the backup are in the table alone. They are committed
-output again afterwards, and consumption continues behind them.
+Records that the source has trimmed since the backup are only in the table. Afterwards they are
+committed output again, and consumption continues after them.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def test_shards_that_the_restored_ledger_lacks_are_added(scene: Restored) -> Non
 
 
 def test_an_ordered_group_refuses_shards_that_the_ledger_lacks(scene: Restored) -> None:
-    """They have to be listed first, so that none is read before what it comes from."""
+    """They have to be listed first, so that none is read before its parents."""
     scene.consume(8)
     scene.publish()
     dump = scene.dump()

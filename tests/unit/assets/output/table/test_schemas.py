@@ -1,4 +1,4 @@
-"""A field keeps the id that it was given once, whatever comes beside it and inside it."""
+"""A field keeps its id for every change beside it and inside it."""
 
 import pyarrow as pa
 from pyiceberg.schema import Schema

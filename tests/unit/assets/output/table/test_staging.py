@@ -1,4 +1,6 @@
-"""Staged snapshots, read back by PyIceberg, DuckDB and Polars; what grows is merged and let go."""
+"""Staged snapshots, read by PyIceberg, DuckDB and Polars; growing metadata is merged and
+expires.
+"""
 
 from __future__ import annotations
 

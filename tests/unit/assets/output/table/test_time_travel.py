@@ -1,4 +1,4 @@
-"""A snapshot within retention shows what was published then, whatever was rewritten since."""
+"""A snapshot within retention shows its records after all later rewrites."""
 
 from __future__ import annotations
 
