@@ -25,8 +25,8 @@ _numbers = count(1)
 SERVER_VARIABLE = "LEASEHOLD_TESTS_CONNECT_SERVER"
 SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
 
-# The same examples every time, and none fails for a slow machine: several processes share it here.
-# `--hypothesis-profile=default` looks for new ones.
+# The same examples every time, and none fails on a slow machine that several processes share.
+# `--hypothesis-profile=default` tries new ones.
 settings.register_profile(
     "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -35,7 +35,7 @@ OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, UNSUPPORTED_VERSION, AUTHENTICATION_FAIL
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, COMMIT_OFFSETS, FETCH_OFFSETS = 0, 1, 2, 3, 8, 9
 DESCRIBE_GROUPS, LIST_GROUPS = 15, 16
 FIND_COORDINATOR, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 10, 17, 18, 36
-# Of each request the one version that is served; producing is said and not done.
+# The one served version of each request; producing is listed and not implemented.
 VERSIONS = {
     PRODUCE: 3,
     FETCH: 4,

@@ -88,7 +88,7 @@ def record_batch(
         sequence,
         len(records),
     )
-    # The checksum stays 0: the client looks at it only when it is told to.
+    # The checksum stays 0: the client checks it only if it is configured to.
     rest = struct.pack(">ibI", 0, 2, 0) + after_checksum + bytes(encoded)
     return struct.pack(">qi", base, len(rest)) + rest
 

@@ -31,7 +31,7 @@ config = Config()
 config.bind, config.loglevel = ["127.0.0.1:" + sys.argv[1]], "ERROR"
 asyncio.run(serve(DomainDispatcherApplication(create_backend_app), config, mode="wsgi"))
 """
-# It reads as many records of each shard as it is told, and makes a checkpoint after each.
+# It reads as many records of each shard as requested, and stores a checkpoint after each.
 _PROCESSOR = """
 import sys
 from amazon_kclpy import kcl

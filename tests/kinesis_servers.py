@@ -181,7 +181,7 @@ class FaultProxy(ThreadingHTTPServer):
         """The error that the service would answer, and its text; None to pass the request on."""
         with self._lock:
             if self.accepted_key and f"Credential={self.accepted_key}/" not in authorization:
-                # The real message is of this kind: it repeats what was sent.
+                # The real message is of this kind: it repeats the request.
                 return ("IncompleteSignatureException", f"not accepted: {authorization}")
             if self.next_error is not None:
                 error, self.next_error = self.next_error, None

@@ -19,7 +19,7 @@ from unittest import mock
 from tests.ports import free_port
 
 PORT = free_port()
-# Nobody else is to take it before the server begins, which may be many tests later.
+# No other process can take the port before the server starts, which can be many tests later.
 _reserved = socket.socket()
 _reserved.bind(("127.0.0.1", PORT))
 ENVIRONMENT = {

@@ -36,8 +36,8 @@ def installed_wheel(folder: Path, wheel: Path) -> Path:
     """
     python = folder / "bin/python"
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-    # A line of a .pth file adds a folder without reading the .pth files in it: what the tests'
-    # environment says of this checkout is not followed.
+    # A line of a .pth file adds a folder without reading the .pth files in it, so this checkout in
+    # the tests' environment is not added.
     [packages] = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")

@@ -20,7 +20,7 @@ def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
     """Return a connection that reads tables with extensions from their packages, no network."""
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     connection.execute("SET TimeZone = 'UTC'")
-    # What it read before, a test may have removed.
+    # A test can have removed the file that it read before.
     connection.execute("SET enable_external_file_cache = false")
     for name in ("avro", "httpfs", "iceberg"):
         folder = Path(str(files(f"duckdb_extension_{name}")))

@@ -104,7 +104,7 @@ def test_a_growing_topic_is_consumed_once_while_runs_are_killed(home: Path) -> N
         with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
             store = open_store(settings.store_url)
             wait_for("a run killed with its files written", lambda: killed(armed), CONSUMED_S)
-            # From now on the next commit kills its run, before anybody is told of it.
+            # From now on the next commit kills its run before it is reported.
             (armed / Failpoint.AFTER_COMMIT.label).touch()
             broker.topics[TOPIC].append(Partition())
             fill(broker, 2)

@@ -70,7 +70,7 @@ def test_every_command_of_the_page_works_in_a_project_of_create_dagster(terminal
     project.type(hours)
     project.write([*fences(PAGE, "yaml"), *fences(PAGE, "python")])
     (settings,) = fences(PAGE, "toml")
-    # The nodes of the page are those of another deployment: `dg dev` has one.
+    # The page names the nodes of another deployment: `dg dev` has one.
     (project.folder / "leasehold.toml").write_text(settings.replace('["east", "west"]', '["a"]'))
     assert checks == ["dg check yaml", "dg check defs"]
     for check in checks:

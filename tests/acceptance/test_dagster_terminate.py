@@ -55,7 +55,7 @@ def test_a_terminated_run_closes_its_shards_in_the_middle_of_a_batch(tmp_path: P
             return run is not None and run.status is DagsterRunStatus.CANCELED
 
         wait_for("the end of the run", canceled, STOPPED_S)
-        # The run itself let go, although its Spark job was still held: no sensor had to.
+        # The run itself released its shards during its Spark job: no sensor was needed.
         (row,) = store.snapshot(KEY).shards
         assert row.consumer_run == ""
         # One before it may have given up while Spark was starting.

@@ -84,7 +84,7 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
     started = dagster_deployment(settings, module="tests.acceptance.kinesis_definitions")
 
     def consumed() -> bool:
-        # The ledger first: reading all output at every look would slow the machine down.
+        # The ledger first: reading all output at every check would slow the machine down.
         read = sum(batch.statistics.records or 0 for batch in store.batches(KEY))
         sent = sum(len(values) for values in producer.sent.values())
         return read >= sent and committed(store, output) == producer.sent

@@ -213,7 +213,7 @@ def _sign_of(node: str) -> tuple[str, str]:
 
 
 def _start_deployment(world: World, node: str, url: str) -> None:
-    # The agent looks for Dagster in the home.
+    # The agent expects Dagster in the home.
     folder = world.home if node == WITH_AGENT else world.home / f"deployment-{node}"
     text = nodes_text() if node == WITH_AGENT else embedded_text()
     create_instance(Settings(home=folder), with_short_waits(text))

@@ -180,7 +180,7 @@ def test_every_operation_names_an_unknown_group(world: World) -> None:
     for verb in verbs:
         with pytest.raises(UnknownGroup, match=key.stream):
             verb()
-    # A beat is one statement, which cannot tell why it found no row.
+    # A beat is one statement, which does not know why it found no row.
     assert store.beat(key, A, "i") == BeatRefused()
 
 

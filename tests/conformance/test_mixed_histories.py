@@ -111,7 +111,7 @@ class History:
             self.world.transfer(X, node)
         row = self.world.shard(X)
         if row.consumer_owner != node and row.consumer_run:
-            # Its holder is told to stop, and does.
+            # Its holder is asked to stop, and stops.
             self.store.complete_transfer(
                 self.key, X, row.lease_id, observer="test", reason="overdue"
             )

@@ -223,7 +223,7 @@ def test_in_a_modulo_group_members_must_agree(world: World) -> None:
     assert world.generation() == before
     assert [node.name for node in world.store.pulse(world.key).nodes] == [A]
     assert world.register(B, "b-1", source_count=2, node_id=1) == Registered(1)
-    # Whoever has left is not asked any more.
+    # Nodes that have left no longer count.
     world.store.leave(world.key, A, "a-1")
     world.store.leave(world.key, B, "b-1")
     assert world.register(A, "a-2", source_count=5, node_id=4) == Registered(2)

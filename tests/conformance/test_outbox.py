@@ -75,7 +75,7 @@ def test_the_oldest_event_of_each_shard_comes_next(world: World, tenures: list[T
     assert world.store.settle_event(claim, of_x[0].sequence) == Settled()
     assert world.store.settle_event(claim, of_x[0].sequence) == Settled(), "settled is settled"
     assert waiting(world) == [("x", 2, "x.1"), ("y", 2, "y.0")]
-    # The same batches are still to be told to Dagster.
+    # The same batches still have to be reported to Dagster.
     assert len(world.store.pending_events(world.key)) == 5
 
 

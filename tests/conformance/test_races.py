@@ -206,7 +206,7 @@ def test_a_modulo_group_is_resized_by_all_its_nodes_at_once(world: World) -> Non
         (True, 3),
         (True, 3),
     ]
-    # Whoever registered first of the last two never left with what it held.
+    # The node that registered first of the last two never left with its settings.
     assert all(world.edges(shard) in ([1, 3], [1, 3, 4]) for shard in (X, Y))
 
 

@@ -71,7 +71,7 @@ def compact(store: MemoryStore, chance: random.Random) -> None:
     batches = store.batches(KEY, shard)
     first = chance.randrange(len(batches))
     chosen = batches[first : first + chance.randint(1, 6)]
-    # Only whole units: what a merged file already holds goes with it.
+    # Only whole units: the batches of a merged file are replaced together.
     if any(file.batches > 1 for batch in batches for file in batch.files):
         return
     run = f"compaction-{chance.random()}"

@@ -17,7 +17,7 @@ def main() -> int:
     if reason := reason_missing():
         say(f"Cannot play: {reason}.")
         return 2
-    # Told to end, it removes the hosts first.
+    # On a signal, it removes the hosts first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with network(HOSTS) as hosts:
         command = hosts.on(OPERATOR, sys.executable, "-m", "tests.network.campaign")

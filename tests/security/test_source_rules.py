@@ -57,7 +57,7 @@ ALLOWED = {
     ("dagster_leasehold/lease_store/transactions.py", "connection.execute(composed)"),
     # The module of a command, from the table of commands.
     ("dagster_leasehold/orchestration/command_line.py", "importlib.import_module"),
-    # Of modules that settings and options name, as those of Dagster itself do.
+    # Modules that settings and options name, as those of Dagster itself do.
     ("dagster_leasehold/orchestration/user_modules.py", "importlib.import_module"),
 }
 

@@ -196,7 +196,7 @@ class Seed(ForeignTable):
         yield
         if batches:
             start = self.chance.choice(batches).start
-            # Refused inside of a merged file, and before what has expired.
+            # Refused inside a merged file, and before expired output.
             with suppress(CheckpointRefused):
                 self.store.force_checkpoint(KEY, shard, start, observer="op", reason="again")
 
@@ -439,7 +439,7 @@ class Seed(ForeignTable):
         if row is None or cursors is None:
             return
         if self.elsewhere and row.last != self.newest().publication and table:
-            return  # what is in the table is not settled yet
+            return  # the table's publication is not settled yet
         expected = {
             file.path
             for batch in self.store.batches(KEY)
@@ -447,7 +447,7 @@ class Seed(ForeignTable):
             for file in batch.files
         }
         changes = self.store.pending_changes(KEY)
-        # What the table has until its changes are published: undo them, the newest first.
+        # The files of the table until its changes are published: undo them, the newest first.
         for change in reversed(changes):
             expected -= {file.path for file in change.added}
             expected |= {path for path in change.removed if path in table or path in expected}

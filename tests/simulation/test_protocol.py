@@ -127,7 +127,7 @@ def test_the_simulation_finds_an_observer_that_counts_its_own_outage(
 ) -> None:
     """After an outage of the store, the first node to check would evict all the others."""
     config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
-    # Of two seeds in three it hurts nobody: the first node back must not be the last that beat.
+    # In two seeds of three it does no harm: the first node back must not be the last that beat.
     seeds = range(6)
     for seed in seeds:
         sound = run_seed(config_, seed, Parts(consume))

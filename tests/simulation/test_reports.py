@@ -111,7 +111,7 @@ def test_the_same_options_give_the_same_report() -> None:
 
 
 def test_all_delays_scale_with_the_timeout() -> None:
-    # Early: a store call takes as long whatever the timeout is, and shifts what comes later.
+    # Early: a store call takes as long for every timeout, and shifts later events.
     short = report(timeout_s=2, events=["crash@300"])["takeover_s"]["max"]
     long = report(timeout_s=200, events=["crash@300"])["takeover_s"]["max"]
     assert math.isclose(long, 100 * short, rel_tol=0.05)

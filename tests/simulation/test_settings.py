@@ -19,7 +19,7 @@ def test_the_simulation_finds_a_node_that_leaves_while_its_runs_work(
         nodes=4, shards=39, mode=AssignmentMode.MODULO, faults=Faults.SWARM, seed=SEED
     )
     assert run_seed(config, SEED, Parts(consume)).violations == ()
-    # It leaves at once when settings contradict the others', whatever its runs have open.
+    # It leaves at once when settings contradict the others', even if its runs have shards open.
     monkeypatch.setattr(Member, "resign", Member.leave)
     hasty = run_seed(config, SEED, Parts(consume))
     assert any("was left while it still trusted itself" in each for each in hasty.violations)

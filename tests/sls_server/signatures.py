@@ -60,7 +60,7 @@ def check(request: Request, keys: Mapping[str, tuple[str, str]], now: datetime) 
         if request.headers["content-md5"] != md5:
             raise ServiceError(400, "PostBodyInvalid", "Content-MD5 differs")
     if not hmac.compare_digest(expected(request, secret), signature):
-        # The service answers with what it signed, so the message is not for everyone's eyes.
+        # The service repeats what it signed in its answer, so the message is not shown.
         raise ServiceError(401, "SignatureNotMatch", f"signature {signature} of {key_id}")
 
 

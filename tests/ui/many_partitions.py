@@ -70,7 +70,7 @@ def _users_sensors(home: Path) -> list[dg.SensorDefinition]:
         minimum_interval_seconds=5,
     )
     def by_partition(context: dg.MultiAssetSensorEvaluationContext) -> dg.SkipReason:
-        # In this order: what is materialized in between is seen again, and not missed.
+        # In this order: a materialization in between is seen again, and not missed.
         context.advance_all_cursors()
         return note(MULTI_ASSET_SENSOR, context.latest_materialization_records_by_partition(asset))
 

@@ -161,7 +161,7 @@ def test_one_partition_is_replayed_from_the_launchpad(many: Scene, page: Page) -
     page.get_by_role("button", name="Add new partition").wait_for()
     page.get_by_placeholder("Partition").fill("3")
     page.keyboard.press("Enter")
-    # Dagster fetches the partition's own config, and puts it over what the editor holds then.
+    # Dagster fetches the partition's own config, and replaces the text of the editor.
     page.get_by_text("partition: 3", exact=True).first.wait_for()
     editor = page.locator(".CodeMirror").first
     editor.click()

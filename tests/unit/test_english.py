@@ -12,7 +12,7 @@ from tests.unit.test_layout import MODULES, ROOT, name, tree_of
 
 # A docstring opens with a verb or a noun: "Return the shards that …", "Pure rules for gaps."
 OPENINGS = re.compile(r"(What|Whether|Whose|Who|Which|As which|How many)\b")
-# A variable is a noun for what it holds, not a participle for where it came from.
+# A variable is a noun for its value, not a participle for its origin.
 PARTICIPLES = {"said", "told", "known", "found", "kept"}
 # Names that users read: a key of the JSON that `leasehold replay` prints.
 RIGHT = {("dagster_leasehold/assets/rewriting/replay.py", "kept")}

@@ -29,7 +29,7 @@ def test_every_public_name_has_a_self_contained_docstring(door: str, offered: st
     summary = (value.__doc__ or "").partition("\n")[0]
     assert summary.endswith("."), f"{door}.{offered} has no docstring of a whole sentence"
     assert not re.match(r"See\b", summary)
-    # What stands behind the doors may move, and a reader of the site cannot look there.
+    # Internal modules can move, and readers of the site cannot see them.
     inside = r"`(?:assets|lease_store|orchestration|sensors|shard_sources)\.[\w.]+`|docs/|[Ss]ee `"
     assert not re.search(inside, value.__doc__ or "")
     assert value.__module__.startswith(FRONT)

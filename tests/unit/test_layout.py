@@ -36,8 +36,9 @@ DECLARATION = {
     "shard_stream",
     "table_settings",
 }
-# What parts of a room may import of its other parts. A part is a folder or a module at the room's
-# root; those of assets that are not named here are the assets themselves, and may import them all.
+# The imports that parts of a package can have of its other parts. A part is a folder or a module at
+# the package's root; those of assets that are not named here are the assets themselves, and can
+# import all others.
 ALLOWED_WITHIN = {
     "assets": {
         "errors": set[str](),
@@ -86,7 +87,7 @@ FORBIDDEN_LIBRARIES = {
 MODULE_LINES_MAX = 900
 FUNCTION_LINES_MAX = 70
 LINE_LENGTH_MAX = 100
-# Names that say nothing about what they hold.
+# Unspecific names.
 BANNED_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|Manager$|Helper$")
 BANNED_TEXT = {
     "an unfinished part": re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b"),

@@ -48,7 +48,7 @@ def stream_of(home: Path, transform: AnyTransform = None) -> ShardStream:
         source=LocalLog.open(home / "log"),
         transform=transform,
         limits=Limits(records_max=12),
-        # What a run has committed is published when it has ended: only that can be replayed.
+        # The commits of a run are published after its end: only published batches can be replayed.
         iceberg=TableSettings(publish_interval_s=0.0),
     )
 

@@ -121,7 +121,8 @@ def test_small_batches_are_merged_into_files_of_the_target_size(
         live.join()
         assert failures == []
         before = {shard: values(home, shard) for shard in SHARDS}
-        # Of a shard that lagged until now, the second one finds which files need no more merging.
+        # For a shard that lagged until now, the second one finds the files that need no more
+        # merging.
         compact(home, instance)
         compact(home, instance)
     for shard in SHARDS:

@@ -93,13 +93,13 @@ def test_one_private_server_is_started_and_ends(folder: Path) -> None:
     assert addresses == {server.address}
     assert "localhost" in server.address
 
-    # Whoever finds it looks for no Java: that would start one, in each run.
+    # A process that finds the server searches no Java, which would start one in each run.
     second = connect_server.connect_server(
         folder, {}, lambda: pytest.fail("nothing to start"), user_conf={}
     )
     assert second == server
 
-    # It outlived those who started it, and answers whoever may read its token.
+    # It outlived its starters, and answers processes that can read its token.
     [address] = addresses
     token = ConnectServer.read_token(folder)
     assert python(ASK, "connect", str(folder)).stdout.strip() == "7"
@@ -129,7 +129,7 @@ def test_one_private_server_is_started_and_ends(folder: Path) -> None:
     assert listening
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
 
-    # Its JVM dies: nobody takes what is left for a server.
+    # Its JVM dies: the leftovers are not mistaken for a server.
     [jvm] = [process for process in processes if "java" in process.name()]
     jvm.kill()
     until(lambda: running(folder) is None)

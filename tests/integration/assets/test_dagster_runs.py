@@ -125,7 +125,7 @@ NewScene = Callable[..., Scene]
 
 @pytest.fixture
 def new_scene(home: Path, spark_folder: Path, connect_session: object) -> Iterator[NewScene]:
-    del connect_session  # asked for so that the server is warm
+    del connect_session  # requested so that the server is warm
     with dg.DagsterInstance.ephemeral() as instance:
         yield lambda transform=None: Scene(home, spark_folder, instance, transform)
 

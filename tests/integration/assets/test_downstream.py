@@ -52,7 +52,7 @@ def deployment(world: World) -> Deployment:
 def test_a_downstream_asset_receives_a_spark_frame(
     world: World, deployment: Deployment, spark_folder: Path, connect_session: Any
 ) -> None:
-    del connect_session  # asked for so that the server is warm
+    del connect_session  # requested so that the server is warm
 
     @dg.asset(
         partitions_def=dg.HourlyPartitionsDefinition(start_date=NOON),

@@ -118,7 +118,7 @@ def test_records_of_lost_commits_are_consumed_again_once(
     home = scene.home
     scene.consume(8)
     scene.publish()
-    home.append(8)  # two batches of each shard, of which the replica gets neither
+    home.append(8)  # two batches of each shard, both unknown to the replica
     sweeps = 0
 
     def fail() -> None:

@@ -129,7 +129,7 @@ def test_a_waiting_run_reacts_before_its_next_batch(
     what: str, home: Path, spark_folder: Path, connect_session: object
 ) -> None:
     """Records wait for the next batch, half a minute away, when the shards are requested."""
-    del connect_session  # asked for so that the server is warm
+    del connect_session  # requested so that the server is warm
     ask, way, shards = ASKED[what]
     scene = Scene(home, spark_folder, way, shards)
     scene.run.start()

@@ -111,7 +111,7 @@ def new_scene(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_folder: Path, connect_session: object
 ) -> Iterator[NewScene]:
     """Four shards of 20 records each; of shard 1 the first 10 are gone."""
-    del connect_session  # asked for so that the server is warm
+    del connect_session  # requested so that the server is warm
     forget_settings(monkeypatch)
     home = tmp_path / "home"
     monkeypatch.chdir(tmp_path)

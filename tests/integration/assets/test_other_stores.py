@@ -107,7 +107,7 @@ def test_output_is_written_published_read_and_removed(publishing: Publishing) ->
     assert sorted(table.column("value").to_pylist()) == sorted(expected)
     assert publishing.committed() == sorted(expected)
 
-    # Azure's times are whole seconds: what was written in this very second is to go as well.
+    # Azure's times are whole seconds: files of this second have to be removed as well.
     report = vacuum(world.store, world.key, world.place, older_than=timedelta(seconds=-1))
     assert len(report.removed) == 6, "what was merged"
     left = {entry.path for entry in world.place.entries("attempts") if not entry.folder}

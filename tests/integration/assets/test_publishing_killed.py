@@ -80,7 +80,7 @@ def play(folder: Path, point: Failpoint, url: str | None = None) -> None:
     home.store.close()
 
 
-# One real process shows that a killed one is what the short tests of the publisher play.
+# One real process shows that the short tests of the publisher simulate a kill correctly.
 @pytest.mark.parametrize(
     "point",
     [
@@ -98,7 +98,7 @@ def test_the_next_publisher_continues_after_a_killed_one(tmp_path: Path, point: 
     "url",
     [
         pytest.param("mariadb_url", marks=pytest.mark.mariadb),
-        # Its statements are those of MariaDB.
+        # Its statements equal those of MariaDB.
         pytest.param("mysql_url", marks=[pytest.mark.mysql, pytest.mark.release]),
     ],
 )

@@ -73,7 +73,7 @@ def test_csv_lines_that_do_not_fit_keep_their_bytes_cursor_and_error(
 
 
 def todays_frames(records: DataFrame) -> DataFrame:
-    # What the deployment's shards hold from the beginning is no CSV, and not of interest.
+    # The first records of the deployment's shards are no CSV, and not of interest.
     return parse_csv(records.where("value NOT LIKE '%:%'"), "id INT, name STRING")
 
 

@@ -112,7 +112,7 @@ def test_a_run_outlives_its_spark_once_in_a_batch_and_each_record_is_committed_o
     assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
     assert records_of(home) == written
 
-    # Somebody has closed the session that all runs share, and its id is good for nothing now.
+    # Another process has closed the session that all runs share, and its id can no longer be used.
     server = running(folder)
     assert server is not None
     subprocess.run([sys.executable, "-c", CLOSE, str(folder)], cwd=PROJECT, check=True)

@@ -90,7 +90,7 @@ def test_modules_of_a_worker_are_excluded_from_garbage_collection(connect_sessio
         for _ in batches:
             yield pyarrow.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
 
-    # A worker's first task says none.
+    # The first task of a worker reports none.
     job = connect_session.range(1).mapInArrow(frozen, "objects long")
     counts = [job.collect()[0]["objects"] for _ in range(5)]
     assert max(counts) > 10_000

@@ -33,7 +33,7 @@ PASSWORD = "of-the-test"
 def accounts(mariadb: MariaDB) -> Iterator[dict[str, str]]:
     """The URLs of the two accounts, made by the SQL of the page; the test server has no TLS."""
     page = (ROOT / "docs/how-to/operations.md").read_text("utf-8")
-    # The other block, of what the janitor deletes, is about tables that are there later.
+    # The other block grants rights on tables that do not exist yet.
     block, _ = re.findall(r"^```sql\n(.*?)^```$", page, re.M | re.S)
     statements = block.replace("…", PASSWORD).replace(" REQUIRE SSL", "").split(";")
     mariadb.execute("DROP DATABASE IF EXISTS leasehold")

@@ -80,7 +80,7 @@ def test_the_steps_of_the_page_resize_a_modulo_group_and_change_its_mode(
     before = deployment.owners()
     assert before == {str(n): ("east", "west")[n % 2] for n in range(6)}
 
-    # The file is changed, the code server not yet started again: what the commands say then.
+    # The file has changed, and the code server has not restarted: the commands list refused nodes.
     write(two + three, "east", "west", "north")
     for command in (status, plan):
         assert "north is refused: Node 'north' has source_count 3, but 'east' has 2" in printed(

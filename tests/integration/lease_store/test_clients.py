@@ -169,7 +169,7 @@ def test_a_process_that_dies_or_freezes_is_replaced_from_its_checkpoint(
     )
     doomed.start()
     try:
-        # Not when its checkpoint is seen: frozen before it polls, it would be told there and then.
+        # Not at its checkpoint: frozen before it polls, it would get the error at once.
         assert here.poll(DEADLINE_S)
         assert here.recv() == "polled"
         assert store.snapshot(KEY).shards[0].check_point == "7"

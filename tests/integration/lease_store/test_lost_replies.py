@@ -86,7 +86,7 @@ def publication(world: World) -> Publication:
     return row
 
 
-# What a verb finds done before its reply is lost.
+# The state that an operation finds before its reply is lost.
 PREPARATIONS: dict[str, Callable[[World], object]] = {
     "record_publication": something_to_publish,
     "commit_publication": something_to_publish,

@@ -77,7 +77,7 @@ class Aged:
 
     def cost(self, work: Work) -> tuple[int, int]:
         """The statements of some work, and the work of the database for them."""
-        work()  # what is read once per process or connection is no matter here
+        work()  # reads once per process or connection do not count here
         statements, before = self.statements, self._read()
         work()
         done = self._read() - before - self.quiet

@@ -139,7 +139,7 @@ def test_the_successor_of_a_killed_agent_adopts_its_server(
         printed: list[str] = []
 
         def ended() -> bool:
-            # A process that is being killed may not have ended yet when it answers no more.
+            # A killed process can be alive for a moment after its last answer.
             answers = successor.look()
             printed.append(capsys.readouterr().out)
             return not answers and "The code server ended: see" in "".join(printed)

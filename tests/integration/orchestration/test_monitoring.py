@@ -145,6 +145,6 @@ def test_a_frozen_consumer_alerts_within_two_scrapes_and_every_panel_has_data(
                 query = query.replace(name, value)  # noqa: PLW2901 - a panel's variables
             if not asked.result(query):
                 without_data.append(query)
-        # Nobody rebalances here, and no record has an event time to show.
+        # No process rebalances here, and no record has an event time.
         unused = ("upkeep_statements", "watermark")
         assert [query for query in without_data if not any(each in query for each in unused)] == []

@@ -166,7 +166,7 @@ def test_two_deployments_and_a_client_read_each_record_once(url: str, tmp_path: 
             until(lambda: shares() == {"east": 2, "west": 2, "script": 2}, east, west)
             append()
             until(read, east, west)
-            # West is not told to leave: its sensor is never ticked again.
+            # West is not asked to leave: its sensor is never ticked again.
             until(lambda: shares() == {"east": 3, "script": 3}, east)
             append()
             until(read, east)

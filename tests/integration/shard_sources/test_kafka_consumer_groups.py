@@ -115,7 +115,7 @@ def test_a_group_with_members_accepts_no_checkpoints(
     deployment.broker.joined.add(OLD)
     export = ("checkpoint", "export", TOPIC, "--consumer-group", OLD)
     assert "stop its consumers first" in output_of(capsys, *export, code=2)
-    # Kafka itself refuses to commit for a group that somebody has joined.
+    # Kafka itself refuses to commit for a group with members.
     deployment.broker.refuse_commits = 25
     refused = output_of(capsys, *export, "--live", code=2)
     assert "Unknown member" in refused

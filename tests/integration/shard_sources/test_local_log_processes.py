@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 ZERO = ShardId("0")
 DEADLINE_S = 60.0
 
-# Appends numbered records in groups of growing size, and says what it may rely on.
+# Appends numbered records in groups of growing size, and prints acknowledged ones.
 WRITER = """
     import sys
     from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -90,7 +90,7 @@ def test_a_killed_writer_loses_no_acknowledged_record(tmp_path: Path) -> None:
         if acknowledged:
             assert end >= int(acknowledged[-1]), f"round {round_} of seed {seed}"
         with log.writer("0") as writer:
-            # It takes over what was whole on the disk when the kill came before the head.
+            # It keeps complete records on the disk if the kill came before the head.
             assert int(writer.end) >= end
             end = int(writer.end)
             assert writer.append(expected(end, end + 1)) == (str(end), str(end + 1))

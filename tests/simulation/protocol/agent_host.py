@@ -92,7 +92,7 @@ class AgentHost(Host):
     @property
     @override
     def reachable(self) -> bool:
-        # Nobody finds an agent whose name somebody else has.
+        # An agent whose name another process has is not published.
         return self._published and super().reachable
 
     @override
@@ -135,7 +135,7 @@ class AgentHost(Host):
         while not self.leaving or self.runs.alive():
             self._member = member
             if not self._keep_once(member):
-                # An agent that is refused ends; whoever supervises it starts the next.
+                # A refused agent ends, and its supervisor starts the next.
                 stage.sleep(TICK_S)
                 member = self._new_member(store)
             stage.sleep(KEEP_S)
@@ -143,7 +143,7 @@ class AgentHost(Host):
             stage.sleep(KEEP_S)
         try:
             member.leave()
-        except StoreError as error:  # Those who stay notice the silence.
+        except StoreError as error:  # The remaining nodes notice the silence.
             self._world.watch.hear(str(error))
         self.end(process)
 

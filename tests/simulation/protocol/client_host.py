@@ -150,7 +150,7 @@ class ClientHost(Host):
             if self.clock() >= beat_due:
                 beat_due = self.clock() + stage.timing.beat_s * 0.45
                 if self.server is not None:
-                    # Somebody has to list the shards even where no Dagster host is left.
+                    # A client has to list the shards if no Dagster host is left.
                     with suppress(LeaseholdError):
                         self.list_shards(self.server)
                 self._tried(client.beat)
@@ -198,8 +198,8 @@ class ClientHost(Host):
     def _shut_down(self, session: Session) -> None:
         while not self.all_ready_to_leave():
             self._stage.sleep(0.25)
-        # Its only thread works no more, so that trust means nothing from here on.
+        # Its only thread stops, so trust no longer counts from here on.
         session.left = True
-        # Where it fails, those who stay notice the silence.
+        # If it fails, the remaining nodes notice the silence.
         self._tried(session.client.shutdown)
         self.end(session.process)

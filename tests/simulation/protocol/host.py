@@ -116,7 +116,7 @@ class Host:
         self.leaves_with = []
         for name, settings in self.settings.items() if registers else ():
             self._registered_as[name] = self.new_incarnation(name)
-            # Where it is refused, its code server is told so as well.
+            # If it is refused, its code server gets the refusal as well.
             self._world.register(replace(settings, incarnation=self._registered_as[name]))
         self.start_server()
 
@@ -245,6 +245,6 @@ class Host:
                         store.beat(stage.key, name, incarnation)
             stage.schedule.sleep(pause_s)
             waited_s += pause_s
-        with suppress(StoreError):  # Where it fails, those who stay notice the silence.
+        with suppress(StoreError):  # If it fails, the remaining nodes notice the silence.
             self.rebalancer.leave()
         self.end(server)

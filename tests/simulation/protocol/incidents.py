@@ -207,7 +207,7 @@ class Incidents:
 
     def _plan_failures(self, kind: EventKind, count: int) -> None:
         working = [host for host in self._fleet.alive() if not host.leaving]
-        # The last ones, so that who remains is the same whatever the seed; one has to.
+        # The last ones, so that the same ones remain for every seed; one has to.
         chosen = working[1:][-count:]
         for host in chosen:
             host.gone_for_good = kind is not EventKind.PAUSE

@@ -48,7 +48,7 @@ class NodeWatch:
 
     def restored(self, snapshot: Snapshot) -> None:
         """Take the rows that a store has which lost its last commits."""
-        # Counters repeat after such a loss, so that one of them may look as if it had stalled.
+        # Counters repeat after such a loss, so one of them can look as if it had stalled.
         for node in self._nodes.values():
             highest = max(node.lease_id, self._repeated_until.get(node.name, 0))
             self._repeated_until[node.name] = highest
@@ -100,7 +100,7 @@ class NodeWatch:
             self._excused.add(member)
         if member in self._left | self._excused:
             return
-        # A node that leaves has let its runs end first; their windows mean nothing any more.
+        # A node that leaves has let its runs end first; their windows no longer count.
         trusts = self._members.trust_of(node.name, node.incarnation, ended=how != "left")
         for trusted_until in trusts:
             if trusted_until > now + ROUNDING_S:

@@ -49,7 +49,7 @@ class Convergence:
         """Return the longest time to converge: an eviction, a hand-over, and reading the rest."""
         stage, shards = self._stage, self._stage.log.shards
         batches = sum(math.ceil(shard.end / 20) for shard in shards.values())
-        # The longest pause is three timeouts, and one more goes by until all have heard of its end.
+        # The longest pause is three timeouts, and one more passes until all have noticed its end.
         units = 600.0 + 4 * UNIT_TIMEOUT_S + 90.0 * min(len(shards) + batches, 60)
         units += 10.0 * len(shards)
         units += sum(not host.arrived for host in self._fleet.hosts) * ARRIVAL_TICKS * TICK_S

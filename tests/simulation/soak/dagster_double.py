@@ -119,7 +119,7 @@ class DagsterDouble:
         self._ended: deque[tuple[float, str]] = deque()
         self._ids = itertools.count()
         connection = world.store.connect()
-        # Where agents beat, the setting names a node that nobody has, as after an installation.
+        # If agents beat, the setting names a node that no process has, as after an installation.
         serves = (NodeName("local"),) if agents else tuple(self.nodes)
         deployment = Deployment(
             lambda: connection,

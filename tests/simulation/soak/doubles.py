@@ -94,7 +94,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
             "dagster_leasehold.assets.consume_job.time": virtual.time(),
             "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
-            # Nobody publishes; what is committed counts as published at once.
+            # There is no publisher; commits count as published at once.
             "dagster_leasehold.sensors.late_records.plan_table": plan_of_ledger,
             "dagster_leasehold.sensors.late_records.LateRecords._published": lambda *_: True,
         }

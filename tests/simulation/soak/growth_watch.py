@@ -49,7 +49,7 @@ class GrowthWatch:
         news = figures.commits - seen
         shards = self._world.shards_ever
         if sensor in deployment.fresh:
-            # A new code server looks through what late records may reach: hours of a week.
+            # A new code server reads the hours that late records can reach: those of a week.
             deployment.fresh.discard(sensor)
             news += self._of_a_week() + 7 * 24
         elif not news:

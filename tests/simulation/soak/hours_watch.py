@@ -61,7 +61,7 @@ class HoursWatch:
             self.failed.discard(self.next_hour)
             self.next_hour += HOUR
         if len(self._windows) > WINDOWS_MAX:
-            # Whatever is counted late lies within a week.
+            # All counted late records are within a week.
             old = self.next_hour - timedelta(days=14)
             self._windows = {at: row for at, row in self._windows.items() if at >= old}
         excused = self._look_at_next_hour(maker)

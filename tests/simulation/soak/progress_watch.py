@@ -95,7 +95,7 @@ class ProgressWatch:
         unowned = lease is not None and lease.state is ShardState.NOT_ALLOC and not excuse
         if self._since.held_s(("owner", place), now_s, holds=unowned) > UNOWNED_LIMIT_S:
             self._findings.find(("owner", place), f"shard {shard} of {key} had no owner for long")
-        # Whoever asks the store while it is away says so, and nothing else.
+        # Callers of an unavailable store report that, and nothing else.
         state: Hashable = (excuse, self._world.store.down_until_s)
         excused_s = self._since.held_s(("excuse", place), now_s, holds=bool(excuse), state=state)
         state = self._opened.get(place)

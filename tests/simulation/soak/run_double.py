@@ -118,7 +118,7 @@ class SweeperDouble:
             path, records, records * RECORD_BYTES, first_event_time=first, last_event_time=last
         )
         if any(chunk.late for chunk in chunks):
-            # Only files with late records are ever opened: the ledger says so of the others.
+            # Only files with late records are ever opened, according to the ledger.
             _write(self._root / path, range_.shard, chunks)
         statistics = BatchStatistics(records, records * RECORD_BYTES, records, 0, first, last)
         return SweepOutcome(attempt, (file,), statistics)
@@ -192,7 +192,7 @@ class RunDouble:
         if run is None or run.is_finished:
             return
         kind = DagsterEventType.RUN_FAILURE if failure else DagsterEventType.RUN_SUCCESS
-        # The run's status alone: nobody reads its events, and storing them takes most of the time.
+        # Only the run's status: its events are not read, and storing them takes most of the time.
         instance.run_storage.handle_run_event(
             run.run_id, DagsterEvent(kind.value, run.job_name, message=failure), utc_now()
         )

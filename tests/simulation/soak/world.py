@@ -251,7 +251,7 @@ class World:
                 self._alert_until_s = self.time.now_s + ALERT_S
             self._append()
             self._step()
-            # Ordinary ticks come before an incident, so that everybody has just looked.
+            # Ordinary ticks come before an incident, so that all processes have just checked.
             next_s = waiting[0].at_s - LEAD_S if waiting else until_s
             self._go_on(min(next_s, self._traffic_at_s))
 

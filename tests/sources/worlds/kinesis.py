@@ -88,7 +88,7 @@ class KinesaliteWorld(SourceWorld):
         for group in _groups(entries):
             answer = self.client.put_records(StreamName=self.name, Records=group)
             assert answer["FailedRecordCount"] == 0, answer
-        # Records of one call have the same time, and cases look between times.
+        # Records of one call have the same time, and cases search between times.
         time.sleep(0.005)
 
     def _entry(self, record: NewRecord, hash_key: str) -> dict[str, Any]:
@@ -127,7 +127,8 @@ class KinesaliteWorld(SourceWorld):
     def trim(self, shard: ShardId) -> None:
         self.fill(shard)
         kinesis_servers.kinesalite().advance(DAY_S + 3600)
-        # Kinesalite removes what is too old when it is read, and answers once as if all were gone.
+        # Kinesalite removes old records when they are read, and answers once as if all were
+        # removed.
         self.read_plainly(shard)
         self.fill(shard)
 

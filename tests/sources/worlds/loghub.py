@@ -93,7 +93,7 @@ class LogHubWorld(SourceWorld):
             fields += [(KEY_FIELD, record.key)] if record.key is not None else []
             fields += [(VALUE_FIELD, record.value)] if record.value is not None else []
             assert record.at is not None
-            # A record comes in when it was made, so that times can be looked for.
+            # A record arrives when it was made, so that cases can search by time.
             at = record.at
             self.server.received_at = at.timestamp
             written_with_sdk(self.writer, self.logstore.shard(shard).begin, [(at, fields)])

@@ -26,7 +26,7 @@ def install(folder: Path, scratch: Path) -> None:
     for language, name in (("python", "folder_source.py"), ("toml", "pyproject.toml")):
         [block] = re.findall(rf"^```{language}\n(# {name}\n.*?)^```$", text, re.M | re.S)
         (package / name).write_text(block, "utf-8")
-    # Nothing is looked up: the build's requirement and Leasehold are installed here.
+    # No index is used: the build's requirement and Leasehold are installed here.
     offline = ("--no-index", "--no-build-isolation", "--no-deps", "--quiet")
     pip = [sys.executable, "-m", "pip", "install", *offline, "--target", folder, package]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 NUMBERS = "n INT|big BIGINT|single FLOAT|double DOUBLE|price DECIMAL(5,2)|wide DECIMAL(38,18)"
 TIMES = "day DATE|at TIMESTAMP|bare TIMESTAMP_NTZ"
-# A beginning, what is repeated, and an end.
+# A beginning, a repeated part, and an end.
 _NUMBERS = (
     ("", "1", "x"),
     ("", "1", ""),

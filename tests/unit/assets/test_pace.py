@@ -151,5 +151,5 @@ def test_no_record_waits_longer_than_the_interval_and_one_sweep(
             now_s += sweep_s
             due.committed(now_s, took_s=sweep_s)
             late_s = max(0.0, now_s - sweep_s - come[0] - interval_s)
-            # A look that came late by itself, a sweep at work when it came, a rest.
+            # A late check, a sweep in progress when it came, a pause.
             assert late_s <= max(looks) + sweep_s + REST_MAX_S

@@ -65,7 +65,7 @@ def test_a_container_with_the_same_host_name_does_not_judge_our_processes():
         pytest.skip("this machine lets nobody make a pid namespace")
     gone, note = looked.stdout.split(maxsplit=1)
     assert gone == "False"
-    # Nor do we judge one of its processes, whose number may be anybody's here.
+    # Nor is one of its processes judged, whose number can belong to any process here.
     assert note.partition("|")[0] != own.partition("|")[0]
     assert not process_gone(note.strip())
 

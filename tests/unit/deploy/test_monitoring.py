@@ -49,7 +49,7 @@ def test_the_page_of_metrics_lists_every_exported_metric() -> None:
     missing = {
         name
         for name in exported() - named
-        # Those of one row share their beginning.
+        # Names in one row share their beginning.
         if f"`_{re.sub('leasehold_(committed|unpublished)_', '', name)}`" not in page
     }
     assert missing == set()

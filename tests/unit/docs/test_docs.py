@@ -30,7 +30,7 @@ SITE = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 PAGES = sorted([*SITE, ROOT / "CONTRIBUTING.md", *CONTRIBUTING.glob("*.md")])
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-# Made by the tests of the user interface when a screenshot is asked for.
+# The tests of the user interface write these on request.
 NEED_A_TABLE = {"read-the-table.md": ("With any engine", "With dagster-iceberg")}
 """Sections whose examples `tests/integration/docs/test_how_tos.py` runs."""
 PICTURES_MADE_LATER = {"docs/images/ui.png"}

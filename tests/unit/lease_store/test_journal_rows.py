@@ -87,7 +87,7 @@ def prints(parent: ast.AST) -> bool:
         case ast.keyword(arg="reason"):
             return True
         case ast.Call(func=ast.Attribute(attr="hear")):
-            return True  # the simulation looks for its secret in all that is said
+            return True  # the simulation searches all messages for its secret
         case _:
             return False
 

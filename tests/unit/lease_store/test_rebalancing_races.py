@@ -162,7 +162,7 @@ def test_freed_orphans_are_reported() -> None:
     scene.tick(rebalancer)
     scene.list_shards(ShardListing(ShardId("1"), parents=(ShardId("0"),)))
     scene.tick(rebalancer)
-    # A parent that a restored database had already seen over: nobody finishes it again.
+    # A parent that was over before the restore of the database: no run finishes it again.
     rows = scene.store._groups[KEY]
     rows.shards[ShardId("0")] = replace(
         rows.shards[ShardId("0")], state=ShardState.OVER, lease_owner=None, consumer_owner=None

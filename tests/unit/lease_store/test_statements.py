@@ -78,7 +78,7 @@ def test_row_counts_of_conditional_writes_are_checked() -> None:
         unread |= discarded(ast.parse(path.read_text()), "execute", "change", "delete")
     for path in ROLE_MODULES:
         unread |= discarded(ast.parse(path.read_text()), "change", "delete")
-    # These have no condition beyond their key, and what they name need not be there.
+    # These have no condition beyond their key, and the named row need not exist.
     assert unread == {
         "_delete_batches", "_force", "_release", "_insert", "abandon_intent",
         "change_group", "delete_group", "drop_publication", "look_again", "mark_delivered",

@@ -158,7 +158,7 @@ def on_terminal(*arguments: str) -> tuple[str, str]:
         while True:
             try:
                 block = shown.read(65_536)
-            except OSError:  # the terminal is closed, which Linux tells so
+            except OSError:  # the terminal is closed, as Linux reports it
                 break
             if not block:
                 break

@@ -144,7 +144,7 @@ def test_every_setting_is_written_with_its_meaning(source: str) -> None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
     ]
     written = {keyword.arg: keyword.value for keyword in call.keywords}
-    left_out = {"nodes", "on_commit", "asset_spec", "execute"}  # what has no example as a value
+    left_out = {"nodes", "on_commit", "asset_spec", "execute"}  # settings without an example value
     assert {*written} == {field.name for field in fields(ShardStream)} - left_out
     for name in ("pace", "limits", "iceberg", "checks", "retention"):
         part = written[name]

@@ -181,7 +181,7 @@ def test_a_day_of_small_files_ends_with_few_files(days: Days):
     young = days.stream.retention.compact_after_s / COMMIT_S
     for shard in days.shards:
         sizes = days.sizes(shard)
-        # Those of the last hour, and of the half an hour between two compactions of a node.
+        # Files of the last hour, and of the half hour between two compactions of a node.
         assert len(sizes) <= 6 + 1.5 * young
         assert sizes[0] >= half
     days.pass_by(1.6, busy=False)

@@ -158,7 +158,7 @@ def test_a_changing_table_is_observed_regularly(scene: Scene) -> None:
         assert last.metadata["dagster/row_count"].value == 160
         scene.now_s += 300.0
         assert observe() == []
-        # After a restart, Dagster knows which snapshot it was told of.
+        # After a restart, Dagster knows the last reported snapshot.
         scene.watches[NODE]._observed = None
         scene.now_s += 300.0
         assert observe() == []

@@ -380,7 +380,7 @@ def test_each_complete_tick_leaves_a_mark_for_agents(instance: dg.DagsterInstanc
     scene.tick()
     first = mark()
     assert first != ""
-    # A source that is away stops nobody: it is away for every deployment.
+    # An unavailable source stops no deployment: it is unavailable for all.
     scene.source.down = "The log is away."
     scene.tick()
     second = mark()
@@ -394,7 +394,7 @@ def test_each_complete_tick_leaves_a_mark_for_agents(instance: dg.DagsterInstanc
         scene.tick()
         assert mark() == second
     with pytest.MonkeyPatch.context() as patch:
-        # Dagster's storage is away for a moment: the tick stands, and says so in its log.
+        # Dagster's storage is unavailable for a moment: the tick waits, and logs it.
         patch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
         scene.source.down = ""
         scene.tick()

@@ -125,7 +125,7 @@ class TestDamage:
             content = file.read_bytes()
             for at in range(len(file_header()), len(content)):
                 if at in end_mark(content):
-                    continue  # nobody reads it here
+                    continue  # not read here
                 file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
                 with pytest.raises(LogCorrupt, match=f"{file.name} is damaged") as raised:
                     read_all(log)

@@ -52,7 +52,7 @@ def test_a_line_is_read_the_same_alone_and_among_others(separator: str) -> None:
     assert [parsed([line], letter)[0] for line in lines] == list(lines.values())
     good = {line: fields for line, fields in lines.items() if fields}
     assert parsed(list(good), letter) == list(good.values())
-    # Plain ones together, of which the last is bad or empty.
+    # Plain ones together, with a bad or empty last one.
     plain = [f"x{letter}y".encode()] * 3
     for last in (b"", None, b"x", b"\xff"):
         assert parsed([*plain, last], letter) == [("x", "y")] * 3 + [None]

@@ -79,7 +79,7 @@ def test_a_call_that_makes_progress_has_no_time_limit() -> None:
         for _ in range(5):
             clock.now_s += LIMIT_S - 1
             guard.progressed()
-            went_on.wait(0.25)  # the run looks meanwhile
+            went_on.wait(0.25)  # the run checks meanwhile
         return "done"
 
     with guard_of(clock) as guard:
@@ -196,7 +196,7 @@ def test_moving_records_leave_signs_of_work_in_the_folder(tmp_path: Path) -> Non
         moving.moved()
         seen.append(folder.signs_of_work())
     assert len(set(seen)) == 3
-    # A disk that is full keeps nobody from work.
+    # A full disk does not stop the work.
     (tmp_path / "file").touch()
     elsewhere = MovingRecords(folder / "file", clock)
     clock.now_s += 1.0

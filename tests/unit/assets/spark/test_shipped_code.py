@@ -96,7 +96,8 @@ def test_modules_of_the_user_are_sent_once_with_their_data_files(project: Path) 
     shipped_code.send_users_code(session, f"{NAME}.inner.prices")
     sent = session.names
     assert NAME in sent
-    # What the tests have loaded from outside this Python's installation is the user's too.
+    # Modules that the tests have loaded from outside this Python's installation count as the
+    # user's.
     assert __name__.partition(".")[0] in sent
     assert "pyarrow" not in sent
     assert "pydantic" not in sent
@@ -122,7 +123,7 @@ SECRETS = {
     "trust.jks": b"\xfe\xed",
     "id_rsa": b"",
     "id_ed25519": b"",
-    # Known by what is in it, whatever its name.
+    # Identified by its content, for any name.
     "deploy": b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
     "account.json": b'{"private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
     "long.txt": b" " * 100_000 + b"-----BEGIN RSA PRIVATE KEY-----\n",

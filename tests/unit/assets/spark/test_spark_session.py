@@ -42,11 +42,11 @@ def test_workers_of_a_cluster_can_reach_the_driver(
     monkeypatch.setenv("SPARK_HOME", "")
     monkeypatch.delenv("SPARK_HOME")
     conf = builder_conf("spark://master:7077", tmp_path)
-    # What a parent with a Connect session left in the environment does not count here.
+    # Variables that a parent with a Connect session left in the environment do not count here.
     assert not set(CONNECT_MODE_VARIABLES) & os.environ.keys()
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.driver.host" not in conf
-    # Executors would look for the driver's temporary folder on their own hosts.
+    # Executors would use the driver's temporary folder on their own hosts.
     assert not [key for key in conf if key.startswith("spark.python.unix.domain.socket")]
     assert "SPARK_HOME" not in os.environ, "a cluster may be sent the archives of Spark's home"
     local = builder_conf("local[1]", tmp_path / "spark")

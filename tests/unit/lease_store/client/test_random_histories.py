@@ -125,7 +125,7 @@ class History:
         name = self.chance.choice(ready)
         actor = self.actors[name]
         if step < 0.24:
-            del self.actors[name]  # Killed: it never says a word again.
+            del self.actors[name]  # Killed: it never sends anything again.
         elif step < 0.25:
             del self.actors[name]
             actor.client.shutdown()

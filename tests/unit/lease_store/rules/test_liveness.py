@@ -75,11 +75,11 @@ def watched(
     ("looks", "silent_s"),
     [
         ([5, 5, 5], 15),
-        # Only a look that comes at last tells how long nobody looked.
+        # Only the first successful observation shows how long there was none.
         ([5, None, 1, 5], 10),
         ([5, None, None, None, 5, 5], 5),
         ([5, *[None] * 60, 5], 0),
-        # Asleep with its whole machine, for instance: no look failed, and none was made.
+        # Asleep with its whole machine, for instance: no observation failed, and none was made.
         ([5, 3600, 0.5], 17.5),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_successor_continues_and_the_time_between_does_not_count() -> None:
     observations.see([row()], T)
     observations.see_transfers([moving()])
     watched([8, 7.99], clock, observations)
-    clock.now_s += 3  # nobody looked again
+    clock.now_s += 3  # no observation since
     text = observations.remember()
 
     later = ManualClock(now_s=5.0)

@@ -129,7 +129,7 @@ def test_any_mixture_settles_within_three_rounds(snap: Snapshot) -> None:
     for _ in range(3):
         decided = plan(snap, live=live(snap))
         assert decided.moves == decided.moves_minimum
-        # What is on its way between two nodes that take no runs arrives by itself.
+        # A transfer between two nodes that accept no runs completes by itself.
         moved = {action.shard for action in decided.actions}
         arrived = [
             replace(lease, state=ShardState.ALREADY_ALLOC, consumer_owner=lease.lease_owner)

@@ -39,7 +39,7 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
     at, batches = draw(st.integers(0, 5)), list[Batch]()
     number = 0
     for _ in range(draw(st.integers(0, 6))):
-        # What was abandoned or withdrawn before leaves holes between the numbers.
+        # Abandoned and withdrawn batches leave holes between the numbers.
         number += draw(st.sampled_from([1, 1, 1, 4]))
         at += draw(st.sampled_from([0, 0, 0, 3]))
         end = at + draw(st.integers(1, 4))

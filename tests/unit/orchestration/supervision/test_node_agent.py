@@ -276,7 +276,7 @@ def test_the_shards_of_a_run_whose_process_ended_are_free_within_a_second(
         ended.set()
         until(lambda: scene.store.progress(KEY, [A])[SHARDS[0]].consumer_run == "")
         assert scene.store.progress(KEY, [A])[SHARDS[1]].consumer_run == "run-2"
-        # Told to end with its runs at work, it would wait for them.
+        # Stopped while its runs work, it would wait for them.
         scene.store.open_tenure(KEY, SHARDS[1], A, "test", replaces="run-2")
         rows = scene.store.progress(KEY, [A])
         assert rows[SHARDS[0]].consumer_epoch == 2, "the dead run is fenced"
@@ -293,7 +293,7 @@ def test_a_stopping_agent_waits_for_open_shards_and_frees_all_at_once(scene: Sce
         opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
         assert isinstance(opened, Opened)
         stopping.set()
-        # The mark tells the run to stop at its next checkpoint.
+        # The mark asks the run to stop at its next checkpoint.
         until((scene.folder / "leaving").exists)
         time.sleep(1.2)
         assert {lease.consumer_owner for lease in scene.store.snapshot(KEY).shards} == {A}
@@ -415,7 +415,7 @@ def test_an_unavailable_database_needs_no_restart_of_an_agent_with_many_groups(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: a round of 30 beats takes three minutes, longer than a turn may; so does leaving."""
-    # The store's clock runs up to 300 times as fast as that by which the loops wait.
+    # The store's clock runs up to 300 times as fast as the clock of the loops.
     monkeypatch.setattr(node_agent, "KEEP_S", 0.01)
     monkeypatch.setattr(node_agent, "LOOK_S", 0.01)
     store = SilentStore()
@@ -447,7 +447,7 @@ def test_a_node_whose_old_incarnation_still_beats_is_not_published(scene: Scene)
     with scene.at_work():
         time.sleep(0.8)
         assert find(scene.instance, A) is None
-        # Nothing beats any more: the old incarnation is dead after the timeout of one second.
+        # No process beats: the old incarnation is dead after the timeout of one second.
         until(lambda: scene.row is not None and scene.row.incarnation != "of-the-first")
         assert find(scene.instance, A) == AT
 

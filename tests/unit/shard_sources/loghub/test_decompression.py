@@ -121,7 +121,7 @@ except PayloadTooLarge:
 def test_a_bomb_costs_no_more_than_the_limit(codec: Codec) -> None:
     """A gigabyte of zeros, measured in a separate process: it is refused near the limit."""
     if codec in STREAMS:
-        # Members of 64 MiB behind each other, so that making the bomb is cheap.
+        # Consecutive members of 64 MiB, so that the bomb is cheap to make.
         payload = compressed(bytes(64 * 2**20), codec) * 16
     else:
         payload = compressed(bytes(256 * 2**20), codec)

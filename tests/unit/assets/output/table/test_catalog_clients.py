@@ -80,7 +80,7 @@ def test_a_server_that_never_answers_times_out(kind: str, monkeypatch: pytest.Mo
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", f"http://127.0.0.1:{port}")
-        # What is left of the request ends with its first try.
+        # The rest of the request ends with its first try.
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         monkeypatch.setattr(glue, "MAX_RETRIES", 1)
         with pytest.raises(TableUnavailable, match=r"Catalog lake .*(tim(ed out|eout)|no answer)"):
