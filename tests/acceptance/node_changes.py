@@ -10,7 +10,7 @@ from tests.acceptance.node_scene import KEY, TICK_S, TIMEOUT_S
 from tests.unit.docs.recorded_output import assert_printed
 
 SLOW_MACHINE_S = 30.0
-"""The time by which a tick may be late on a machine that has other work."""
+"""The delay of a tick on a busy machine, in seconds."""
 
 
 def kill_and_start_again(hosts: Hosts, up: Running) -> Running:

@@ -33,7 +33,7 @@ pytestmark = [
 
 APART = (0, 60, -60)
 STEPS = ((75, -60, 30), (-90, 60, 120))
-"""The minutes by which the clock of each host is wrong, at first and then one after the other."""
+"""The minutes by which the clock of each host is wrong, at first and after each step."""
 
 
 def test_nodes_with_different_and_stepping_clocks_commit_each_record_once(

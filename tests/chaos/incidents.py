@@ -17,7 +17,7 @@ from tests.failpoints import Failpoint
 from tests.integration.lease_store.commit_proxy import Cut
 
 FREEZE_S = TIMEOUT_S + 3.0
-"""Longer than the lease: whoever wakes up is a stale holder."""
+"""Longer than the lease, so that a continued process is a stale holder."""
 
 
 class Incident(Protocol):

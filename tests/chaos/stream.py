@@ -22,10 +22,10 @@ KEY = GroupKey.parse("default", STREAM)
 NODES = ("a", "b")
 SHARDS = 4
 TIMEOUT_S = float(os.environ.get("LEASEHOLD_CHAOS_TIMEOUT_S", "10"))
-"""T; a machine that does much else needs more than an idle one."""
+"""T; a busy machine needs more than an idle one."""
 HANDOFF_LIMIT_S = 4.0
 WITH_FRAMES = "a"
-"""The node whose deployment has a transform of DataFrames, which leaves records as they are."""
+"""The node whose deployment has a DataFrame transform, which leaves records unchanged."""
 
 
 def log_folder(home: Path) -> Path:

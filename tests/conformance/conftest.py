@@ -27,7 +27,7 @@ STORES = [
 
 
 on_databases = pytest.mark.parametrize("store", STORES[1:], indirect=True)
-"""For what is compared with the model, which a case plays itself."""
+"""For cases that compare a database with the model, which they play themselves."""
 
 SHORT_ON_MYSQL = (
     "test_batches",
@@ -36,7 +36,7 @@ SHORT_ON_MYSQL = (
     "test_tenures",
     "test_transfers",
 )
-"""The files whose cases lock rows that others want: servers differ there before anywhere else."""
+"""The files whose cases compete for rows: servers differ most in their locks."""
 
 
 @pytest.hookimpl(tryfirst=True)

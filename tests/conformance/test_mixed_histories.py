@@ -382,7 +382,7 @@ MUTANTS = {
     "a force may lead back": (" and in_order(former.cursor, force.check_point)", ""),
     "a number may come twice": ("if batch.sequence <= former.number:", "if False:"),
 }
-"""A part of the rule, and what a mutant has in its place."""
+"""A part of the rule, and its replacement in a mutant."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

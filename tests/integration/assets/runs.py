@@ -39,7 +39,7 @@ def unchanged(rows: Any) -> Any:
 
 
 WAYS: dict[str, AnyTransform] = {"arrow": None, "frames": unchanged}
-"""The two ways through Spark, each with a transform that leaves records as they are."""
+"""Arrow and DataFrames, each with a transform that leaves records unchanged."""
 
 
 def stream_of(home: Path, transform: AnyTransform = None) -> ShardStream:

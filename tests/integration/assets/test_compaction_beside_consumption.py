@@ -27,7 +27,7 @@ from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 SHARDS = (ShardId("0"), ShardId("1"))
 RECORDS, PER_RUN, COMPACTIONS = 20, 100, 4
 TARGET_BYTES = 16_000
-"""A file of one batch has about 5,000 bytes, of which 2,000 are Parquet's own."""
+"""A file of one batch has about 5,000 bytes, and 2,000 of them are overhead of Parquet."""
 
 
 def stream_of(home: ConsumedHome) -> ShardStream:
