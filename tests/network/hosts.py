@@ -29,7 +29,7 @@ ETC = Path("/etc/netns")
 VARIABLE = "TEST_NETWORK"
 CUT = Link(loss=1.0)
 _SILENT = "10.99.0.254"
-"""An address of a name server at which nobody answers."""
+"""The address of a name server that does not answer."""
 
 
 def ip(*arguments: str) -> str:

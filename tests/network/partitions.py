@@ -12,7 +12,7 @@ from tests.network.switch import Link
 from tests.network.world import DAEMON, DATABASE, NODES, SPARK, STORE, NetworkWorld
 
 LASTS_S = (3.0, 18.0)
-"""Shorter than the lease timeout, and longer than it with what it takes to judge a node dead."""
+"""Shorter than the lease timeout, and longer than it plus the time to evict a node."""
 SLOW, LOSSY = Link(delay_s=0.2), Link(loss=0.3)
 NODE = "node"
 

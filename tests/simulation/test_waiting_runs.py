@@ -21,7 +21,7 @@ from tests.simulation.test_protocol import config
 
 SEEDS = range(6)
 LOSSES = range(349, 354)
-"""Seeds of which one loses the reply that matters: most replies may get lost without harm."""
+"""Seeds with one that loses the decisive reply: most lost replies do no harm."""
 TROUBLE = FaultRates(
     pause_group=0.008, leave=0.01, join=0.01, force_checkpoint=0.02, pause_host=0.01
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHARDS, WAVES, WAVE = ("0", "1", "2", "3"), 2, 60
 CONSUMED_S, SHOWN_MS = 240.0, 60_000
 SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
-"""Where it is set, tests write the pictures of the docs anew."""
+"""If it is set, tests write the pictures of the docs."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ REFUSED = [str(number) for number in range(7, SHARDS, 50)]
 """Twenty partitions, none beside another."""
 CHOSEN = ("4", "5", "6")
 RUNS_MAX = 4
-"""The queue lets three runs of a backfill begin at once; the first takes over what waits."""
+"""The queue starts three runs of a backfill at once; the first takes over the queued ones."""
 SCREENSHOTS_VARIABLE = "LEASEHOLD_SCREENSHOTS"
 
 pytestmark = [

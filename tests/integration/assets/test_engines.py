@@ -45,7 +45,7 @@ ALWAYS = (NEW_YEAR - DAY, NEW_YEAR + 100 * DAY)
 Row = dict[str, Any]
 Span = tuple[datetime, datetime]
 Read = Callable[[str, Span], tuple[list[Row], int | None]]
-"""Reads the rows of a span of event times, and counts the files planned where the engine tells."""
+"""Reads the rows of a span of event times, and counts the planned files if the engine can."""
 
 
 def record(shard: str, number: int, later: bool) -> Row:

@@ -31,7 +31,7 @@ LARGEST, TINY, PART, PARTS = 64 * MIB, 100_000, MIB, 20
 BATCH_BYTES = 8 * MIB
 RUNS = 3
 PEAK_MIB_MAX = 3_500
-"""The JVM's heap of 2 GiB and what it keeps beside it, its Python workers, and the driver."""
+"""The JVM's heap of 2 GiB and its other memory, its Python workers, and the driver."""
 
 
 @dataclass

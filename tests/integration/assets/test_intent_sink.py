@@ -45,7 +45,7 @@ POINTS = {
     "before_commit": "arrow",
     "after_commit": "arrow",
 }
-"""Where the run is killed, and the way through Spark on which it is; the next one goes the same."""
+"""Where the run is killed, and its kind of transform; the next run has the same kind."""
 NEWER = 5
 
 

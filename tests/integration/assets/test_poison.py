@@ -44,7 +44,7 @@ WAYS = pytest.mark.parametrize(
         pytest.param("frames", marks=pytest.mark.release),
     ],
 )
-"""The two ways of a transform; what finds a record is the same code for both."""
+"""The two kinds of transforms; the search for a record is the same code for both."""
 POISON, AT = b"0:17", 17
 STALL_LIMIT_S = 15.0
 PATIENCE_S = 300.0

@@ -50,7 +50,7 @@ DEADLINE_S = 400.0
 WORKERS = 2
 STARVED_AFTER_S = 3.0
 HELD_MAX_S = 3600.0
-"""Longer than any test: only an interruption ends what is held."""
+"""Longer than any test: only an interruption ends a held job."""
 HOG = """
 import sys
 from pyspark.sql import SparkSession

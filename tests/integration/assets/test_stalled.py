@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
 ABANDON_S = 1.0
 DAEMONS = {"pyspark.daemon", WORKER_DAEMON}
-"""For a Spark that is frozen: waiting longer would make it answer no more."""
+"""For a frozen Spark: after a longer wait it would not answer again."""
 
 
 class Home:

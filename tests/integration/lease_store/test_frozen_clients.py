@@ -29,7 +29,7 @@ pytestmark = pytest.mark.servers("mariadb", "mysql")
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 2
 LOCK_WAITS_S = 10.0
-"""How long a claim tries before it says that the rows are held, with room for a slow machine."""
+"""How long a claim tries before it reports held rows, with room for a slow machine."""
 
 
 def test_locks_of_a_frozen_client_are_released(

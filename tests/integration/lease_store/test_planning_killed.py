@@ -45,7 +45,7 @@ ALONE = (
 """Reached by a node that is the first of its group."""
 BESIDE_A_DEAD_HOLDER = (Failpoint.IN_EVICT,)
 BESIDE_A_LIVE_HOLDER = (Failpoint.IN_BEGIN_TRANSFER, Failpoint.IN_COMPLETE_TRANSFER)
-"""The holder's runs never let go, so that its shards are taken over at the deadline."""
+"""The holder's runs never release, so that its shards are taken over at the deadline."""
 POINTS = (*ALONE, *BESIDE_A_DEAD_HOLDER, *BESIDE_A_LIVE_HOLDER)
 
 

@@ -20,10 +20,10 @@ from tests.simulation.protocol.configuration import FollowingPace
 from tests.simulation.protocol.stage import Stage
 
 WISH_RATE = 0.002
-"""The probability that somebody asks a run to end, per store call."""
+"""The probability that a run is asked to end, per store call."""
 ANSWER_S = 1.0
 LOOKS_MAX = 6
-"""The looks that a run may take to release a shard, where replies get lost."""
+"""The most checks that a run needs to release a shard if replies are lost."""
 LEAST_WAIT_S = 0.001
 """The shortest sleep: a timer is never early."""
 

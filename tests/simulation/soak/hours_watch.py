@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HOUR_LIMIT_S = 3_600.0
 HOUR_AGAIN_LIMIT_S = 7 * 3_600.0
-"""For an hour whose run has failed before: it is asked for again after up to 6 hours."""
+"""For an hour whose run has failed before: it is requested again after up to 6 hours."""
 WINDOWS_MAX = 24 * 30
 
 

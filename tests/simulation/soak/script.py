@@ -34,7 +34,7 @@ WHOLE = Lengths(3 * DAY_S, WEEK_S, DAY_S)
 SMALL = Lengths(1.5 * HOUR_S, HOUR_S, 40 * MINUTE_S)
 
 Builder = Callable[[float, Lengths, int], list[Incident]]
-"""The steps of an incident that begins at a moment; the number says how often it has been."""
+"""The steps of an incident that starts at a moment; the number counts its repetitions."""
 
 
 def calendar(until_s: float, lengths: Lengths) -> list[Incident]:

@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 _numbers = count(1)
 DAY_S = 24 * 3600
 FAST = {"shard_calls_per_s": 1000.0, "shard_bytes_per_s": 1 << 40}
-"""Neither server limits anything; the pace has tests of its own."""
+"""Neither server limits requests; the pace has its own tests."""
 _SAME_FOR_BOTH: dict[Notion, str] = {
     Notion.KEY: "every record has a partition key",
     Notion.GIVEN_TIME: "the service gives records their time",

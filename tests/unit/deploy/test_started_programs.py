@@ -29,9 +29,9 @@ WEIGHED = re.compile(
     r"|emptyDir|limit|\w+_(seconds|workers|days|runs|retries|limit_s)|skipped|started|failure"
     r"|success):"
 )
-"""Keys whose values somebody weighed."""
+"""Keys whose values need a reason."""
 INHERITED = 2
-"""A comment above a key holds for what is below the key, so many levels deep."""
+"""A comment above a key counts for the keys below it, so many levels deep."""
 PASSWORD = re.compile(r"""(?ix)
     \w*(password|secret|token|credential)\w* \s* [:=] \s* ["']? (?!\s|$|\{|"|'|\$|\?|false$)\S
     | ://[^/\s:]+:(?!\$\{)[^@\s]+@

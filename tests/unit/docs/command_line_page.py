@@ -28,11 +28,11 @@ LINES_SHOWN = {
 }
 """The number of lines that the page shows of an output that is long, or explains itself."""
 WORTH_A_REFERENCE = 4
-"""The number of options from which on they are shown for the first of two commands."""
+"""From this number of options on, the second command refers to the first."""
 SELF_EVIDENT = ("The stream.", "The shard.")
 """Help of arguments whose names say as much."""
 SHARED_BY = 4
-"""The number of commands from which on an option is explained once."""
+"""An option of this many commands or more is explained once."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
 _HEAD = """\
 # Command line

@@ -38,7 +38,7 @@ def parsed(records):
 streams = [ShardStream("demo", LocalLog(Path(".leasehold/logs/demo")), transform=parsed)]
 """
 Outputs = dict[tuple[str, ...], tuple[str, str]]
-"""For the words that call a command: the whole command, and what it printed."""
+"""For the words of a command: the whole command, and its output."""
 
 
 @dataclass

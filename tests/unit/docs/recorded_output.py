@@ -66,7 +66,7 @@ shard  state          node  lag  age  records/s  caught up in  epoch  run  paren
         "Exported 2 checkpoints of orders/default to 'new'.",
     ),
 }
-"""For the words that call a command: the whole command, and what it prints; `…` is any lines."""
+"""For the words of a command: the whole command, and its output; `…` is any lines."""
 
 
 def assert_printed(words: tuple[str, ...], output: str, **names: str) -> None:

@@ -32,7 +32,7 @@ from tests.unit.sensors.streams import memory_deployment, run_step, scripted_str
 pytestmark = pytest.mark.long
 
 SHARDS = 2
-"""Of the eight that share 300 records/s: none knows of the others."""
+"""Two of eight shards that share 300 records/s: they do not affect each other."""
 COMMIT_S, RECORDS = 10, 375
 FRAME_BYTES, RECORD_BYTES = 2_500, 34
 TICK_S = 300
