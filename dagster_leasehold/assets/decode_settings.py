@@ -40,17 +40,16 @@ class Decode(Declared):
     format: Annotated[Format, Field(examples=["avro"])]
     """`avro`, `protobuf`, `json-schema`, `json`, `msgpack` or `text`."""
     registry: Annotated[str, Field(examples=["https://registry:8081"])] = ""
-    """The URL of the schema registry; by default from the variable `SCHEMA_REGISTRY_URL` of Spark's
-    workers."""
+    """The URL of the schema registry; by default `SCHEMA_REGISTRY_URL` of the environment."""
     client: Mapping[str, str | int | float | bool] = field(
         default_factory=dict[str, Any], hash=False
     )
-    """Properties of Confluent's registry client."""
+    """Properties of Confluent's client, such as `ssl.ca.location`."""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """Secret properties of that client, each with the environment variable that has its value."""
+    """Secret properties, such as `bearer.auth.token`, each with its environment variable."""
     schema: Annotated[str, Field(examples=["schemas/order.avsc"])] = ""
-    """Without a registry: the file of the schema or of the Protobuf descriptors; for `json` and
-    `msgpack` the fields, as DDL text."""
+    """Without a registry: the file of the schema or the Protobuf descriptors; for `json` and
+    `msgpack` the fields as DDL text."""
     message: Annotated[str, Field(examples=["shop.Order"])] = ""
     """The Protobuf message in the file."""
     key: Annotated[KeyFormat | None, Field(examples=["avro"])] = None

@@ -24,7 +24,7 @@ _pc: Any = pyarrow.compute
 NUMBER_BYTES_MAX = 10
 ROUNDS_MAX = 64
 """The items of a list that are read if fewer values than this have so many."""
-EMPTY_ITEMS_MAX = 1_000_000
+EMPTY_ITEMS_MAX = 10_000
 """The most items of a list whose items take no bytes."""
 _DECIMAL_BYTES = 16
 
@@ -263,7 +263,9 @@ class ListItem(Item):
             places = at_work = places[remaining[places] > 0]
             while len(at_work):
                 owners.append(at_work)
-                parts.append(tuple(each.read(cursors, numbers[at_work]) for each in parted))
+                own = numbers[at_work]
+                parts.append(tuple(each.read(cursors, own) for each in parted))
+                cursors.fail(own, cursors.at[own] > cursors.ends[own])
                 remaining[at_work] -= 1
                 at_work = at_work[remaining[at_work] > 0]
                 at_work = at_work[~cursors.stopped[numbers[at_work]]]

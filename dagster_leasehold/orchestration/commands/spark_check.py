@@ -127,7 +127,7 @@ def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]]
             words = "parse_json and parse_csv in the transform of"
             needs[words, PARSERS].append(str(stream.name))
         if stream.decode is not None:
-            needs["decode of", stream.decode.modules].append(str(stream.name))
+            needs["decoding the records of", stream.decode.modules].append(str(stream.name))
     return needs
 
 

@@ -257,6 +257,27 @@ def test_blocks_with_sizes_and_several_blocks() -> None:
     assert decoded(schema, [value]) == ([{"items": [1, 2, 3]}], [False])
 
 
+@pytest.mark.parametrize(
+    "items", ["long", "boolean", "string", ["null", "long"], record(name="Nothing")]
+)
+def test_a_list_does_not_read_past_its_value(items: Any) -> None:
+    schema = record(("items", {"type": "array", "items": items}))
+    longest = b"\xff" * 9 + b"\x01"
+    value = b"\xa0\x1f" + longest * 200  # 2,000 items in 2,000 bytes
+    for values in ([value], [value, value], [value, b"\0"]):
+        _, bad = decoded(schema, values)
+        assert bad[0]
+        assert bad[-1] == (values[-1] == value)
+
+
+def test_an_empty_record_has_no_fields() -> None:
+    schema = record(("id", "long"), ("nothing", record(name="Nothing")))
+    assert decoded(schema, encoded(schema, {"id": 1, "nothing": {}})) == (
+        [{"id": 1, "nothing": {}}],
+        [False],
+    )
+
+
 def test_an_impossible_count_needs_no_memory() -> None:
     for items in ("long", "null", record(name="Empty")):
         schema = record(("items", {"type": "array", "items": items}))

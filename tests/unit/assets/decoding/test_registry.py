@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import ssl
 from collections.abc import Iterator
@@ -154,10 +155,12 @@ def test_a_registry_that_does_not_answer_holds_the_shard() -> None:
 def test_secrets_come_from_the_environment(
     registry: SchemaRegistryServer,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     secrets: dict[str, str],
     value: str,
     header: str,
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     values = avro(registry, ORDER, order(1))
     registry.authorization = header
     settings = Decode("avro", registry=registry.url, secrets=secrets)
@@ -170,6 +173,7 @@ def test_secrets_come_from_the_environment(
     assert decoded(settings, values) == [order(1)]
     transform = decoding(settings)
     texts = [repr(settings), repr(transform), str(refused.value), repr(refused.value.__context__)]
+    texts.append(caplog.text)
     assert not any(PASSWORD in text or "wrong" in text for text in texts)
     assert PASSWORD.encode() not in pickle.dumps(transform)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output import output_file, shard_files
-from dagster_leasehold.assets.output.shard_files import ShardFiles, by_shard
+from dagster_leasehold.assets.output.shard_files import RangeFiles, ShardFiles, by_shard
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -200,3 +201,36 @@ def test_rows_are_split_by_shard_in_order(shards: list[str]) -> None:
     for number, shard in enumerate(shards):
         expected.setdefault(shard, []).append(number)
     assert numbers_by_shard == expected
+
+
+@pytest.mark.parametrize("columns_vary", [True, False])
+def test_other_columns_begin_a_new_file_if_they_follow_schemas(
+    tmp_path: Path, columns_vary: bool
+) -> None:
+    numbers = count()
+    files = RangeFiles(
+        local_place(tmp_path),
+        lambda *, quarantine: f"{next(numbers)}-{quarantine}.parquet",
+        ShardId("a"),
+        "visits",
+        columns_vary=columns_vary,
+    )
+    first = rows(["a", "a"], [None, "bad"])
+    other = rows(["a"], [None]).append_column("more", pa.array([1]))
+    files.add(first)
+    if not columns_vary:
+        with pytest.raises(TransformError, match="return the same columns"):
+            files.add(other)
+        files.abandon()
+    else:
+        files.add(other)
+        files.add(other)
+        written = files.finish()
+        files.settle()
+        assert [(each.records, each.quarantine) for each in written] == [
+            (1, False),
+            (2, False),
+            (1, True),
+        ]
+        assert pq.read_table(tmp_path / written[1].path).column("more").to_pylist() == [1, 1]
+    assert [*tmp_path.iterdir()] == [] or columns_vary
