@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ _WRAPPERS = frozenset(
     for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 )
 _AS_JSON = frozenset(f"google.protobuf.{kind}" for kind in ("Struct", "Value", "ListValue", "Any"))
-_DAY_S = 86_400
+_KNOWN_FILE = re.compile(r"(google/protobuf|google/type|confluent|confluent/types?)/(\w+)\.proto")
 
 
 class ProtobufDecoder:
@@ -94,13 +96,12 @@ def registered_type(
         LookupError: the schema has no type at this path.
     """
     pool = descriptor_pool.DescriptorPool()
-    _add_known_types(pool)
     try:
         for file_name, other in references.items():
             _add(pool, other, file_name)
         file = _add(pool, text, f"{name}.proto")
         types: Any = pool.FindFileByName(file.name).message_types_by_name
-    except (ValueError, TypeError, KeyError, DecodeError, binascii.Error) as error:
+    except (ValueError, TypeError, KeyError, ImportError, DecodeError, binascii.Error) as error:
         raise SchemaUnusable(
             f"The Protobuf {name} cannot be read as a serialized descriptor "
             f"({one_line(str(error))}): use a registry that answers with `format=serialized`."
@@ -147,33 +148,22 @@ def _add(pool: Any, text: str, file_name: str) -> descriptor_pb2.FileDescriptorP
     file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     # The registry names the file `default`; other files import it by the name of the reference.
     file.name = file_name
+    for imported in file.dependency:
+        _add_known(pool, imported)
     pool.Add(file)
     return file
 
 
-def _add_known_types(pool: Any) -> None:
-    from google.protobuf import (
-        any_pb2,
-        duration_pb2,
-        empty_pb2,
-        field_mask_pb2,
-        struct_pb2,
-        timestamp_pb2,
-        wrappers_pb2,
-    )
-
-    modules = (
-        any_pb2,
-        descriptor_pb2,
-        duration_pb2,
-        empty_pb2,
-        field_mask_pb2,
-        struct_pb2,
-        timestamp_pb2,
-        wrappers_pb2,
-    )
-    for module in modules:
-        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+def _add_known(pool: Any, file_name: str) -> None:
+    """Add a file that every schema can import without a reference, and the files it imports."""
+    match = _KNOWN_FILE.fullmatch(file_name)
+    if match is None:
+        return
+    package = match[1].replace("confluent", "confluent_kafka.schema_registry.confluent")
+    module = import_module(f"{package}.{match[2]}_pb2".replace("/", "."))
+    for other in module.DESCRIPTOR.dependencies:
+        _add_known(pool, other.name)
+    pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
 
 
 def _struct(message: Descriptor, within: tuple[str, ...], name: str) -> list[pa.Field]:

@@ -14,11 +14,15 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
+from dagster_leasehold.assets.decode_settings import Decode
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_versions import version_here
 from dagster_leasehold.orchestration import resources
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import doctor as doctor_module
+from dagster_leasehold.orchestration.commands.spark_check import needs_of
 from dagster_leasehold.orchestration.supervision import preflight
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.declared import declare, stream_text
 from tests.unit.orchestration.consumed_home import ConsumedHome
 
@@ -141,6 +145,21 @@ def test_another_pyarrow_is_a_warning(examine: Examine) -> None:
     code, [finding] = examine(Session(pyarrow="15.0.0"))
     assert (code, finding["health"]) == (0, "warning")
     assert finding["text"].startswith(f"it has pyarrow 15.0.0 and this host {pa.__version__}: ")
+
+
+@pytest.mark.parametrize(
+    ("decode", "modules"),
+    [
+        (Decode("text"), ("numpy", "msgspec")),
+        (Decode("avro", schema="order.avsc"), ("numpy", "msgspec", "fastavro")),
+        (Decode("json-schema"), ("numpy", "msgspec", "confluent_kafka", "authlib")),
+    ],
+)
+def test_decoding_needs_the_modules_of_its_format(
+    tmp_path: Path, decode: Decode, modules: tuple[str, ...]
+) -> None:
+    stream = ShardStream("orders", LocalLog(tmp_path / "log"), decode=decode)
+    assert needs_of([stream]) == {("decoding the records of", modules): ["orders"]}
 
 
 def test_a_worker_without_a_library_of_a_stream_is_a_warning(

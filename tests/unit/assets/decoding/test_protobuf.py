@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: TID253
+from confluent_kafka.schema_registry.confluent import meta_pb2  # noqa: TID253
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer  # noqa: TID253
 from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: TID253
 from google.protobuf import (
@@ -38,6 +39,7 @@ dependency: "shop/money.proto"
 dependency: "google/protobuf/timestamp.proto"
 dependency: "google/protobuf/wrappers.proto"
 dependency: "google/protobuf/struct.proto"
+dependency: "confluent/meta.proto"
 message_type { name: "Other" }
 message_type { name: "Order"
   field { name: "id" number: 1 label: LABEL_OPTIONAL type: TYPE_UINT32 }
@@ -77,7 +79,7 @@ message_type { name: "Node"
 
 def files(*texts: str) -> descriptor_pb2.FileDescriptorSet:
     result = descriptor_pb2.FileDescriptorSet()
-    for module in (timestamp_pb2, wrappers_pb2, struct_pb2):
+    for module in (timestamp_pb2, wrappers_pb2, struct_pb2, descriptor_pb2, meta_pb2):
         module.DESCRIPTOR.CopyToProto(result.file.add())
     for text in texts:
         result.file.append(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
