@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_leasehold.assets.decoding.payloads import Mask, Payloads, Positions
+from dagster_leasehold.assets.decoding.payloads import Mask, Payloads, Positions, byte_strings
 
 Rows = Any
 """The chosen values: `ALL`, or ascending row numbers."""
@@ -147,18 +147,12 @@ class Cursors:
     def binary(self, rows: Rows) -> pa.Array:
         """Read bytes of variable length."""
         at, lengths = self.spans(rows)
-        count = len(at)
-        if not count:
-            return pa.array([], pa.binary())
-        # Arrow copies every second element: the others are the bytes between the items.
-        bounds = np.empty(2 * count, np.int32)
-        bounds[0::2], bounds[1::2] = at, at + lengths
-        if (failed := self.stopped[rows]).any():
-            bounds[0::2][failed] = bounds[1::2][failed] = 0
-            np.maximum.accumulate(bounds, out=bounds)
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
-        parts = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        return parts.take(pa.array(np.arange(0, 2 * count, 2)))
+        ends = at + lengths
+        if (stopped := self.stopped[rows]).any():
+            at[stopped] = ends[stopped] = 0
+            at, ends = np.maximum.accumulate([at, ends], axis=1)
+            at[stopped] = ends[stopped]
+        return byte_strings(self.data, at, ends)
 
     def _items(self, kind: str, at: Positions) -> npt.NDArray[Any]:
         item = np.dtype(kind)

@@ -31,7 +31,7 @@ class JsonDecoder:
 
     def decode(self, payloads: Payloads) -> tuple[list[pa.Array], Mask]:
         """Return the columns, and a mask of the values that do not conform to the schema."""
-        columns, bad, _ = parsed(pa.array(list(payloads), pa.binary()), self._format)
+        columns, bad, _ = parsed(payloads.array(), self._format)
         for field, column in zip(self.fields, columns, strict=True):
             if field.name in self._required and column.null_count:
                 bad = bad | column.is_null().to_numpy(zero_copy_only=False)
@@ -78,5 +78,5 @@ class TextDecoder:
     def decode(self, payloads: Payloads) -> tuple[list[pa.Array], Mask]:
         """Return the text, and a mask of the values that are not text."""
         masks = [np.zeros(len(payloads), np.bool_)]
-        text = as_text(pa.array(list(payloads), pa.binary()), masks.append)
+        text = as_text(payloads.array(), masks.append)
         return [text], masks[-1]

@@ -47,6 +47,10 @@ class Payloads:
         for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
             yield bytes(view[start:end])
 
+    def array(self) -> pa.Array:
+        """Return the byte strings as a binary array."""
+        return byte_strings(self.data, self.starts, self.ends)
+
     def at_rows(self, rows: Any) -> Payloads:
         """Return some of the byte strings, by a mask or by ascending row numbers."""
         return Payloads(self.data, self.starts[rows], self.ends[rows])
@@ -54,6 +58,19 @@ class Payloads:
     def after(self, lengths: Any) -> Payloads:
         """Return the byte strings without their first bytes."""
         return Payloads(self.data, self.starts + lengths, self.ends)
+
+
+def byte_strings(data: npt.NDArray[np.uint8], starts: Positions, ends: Positions) -> pa.Array:
+    """Return parts of a buffer, in order and without overlaps, as a binary array."""
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.binary())
+    # Arrow copies every second element: the others are the bytes between the parts.
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2], bounds[1::2] = starts, ends
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    parts = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    return parts.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
 class Decoder(Protocol):
