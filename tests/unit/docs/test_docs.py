@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.decode_settings import Decode
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store import tables
@@ -266,6 +267,14 @@ def test_all_settings_are_documented_with_their_defaults() -> None:
         assert re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", of_streams[name][2]) == meaning, name
     for name in Settings.model_fields:
         assert code(documented[name][1]) == [f"LEASEHOLD_{name.upper()}"]
+
+
+def test_all_settings_of_decode_are_documented_with_their_defaults() -> None:
+    named = {code(row[0])[0]: row for row in rows(DOCS / "how-to/formats.md") if code(row[0])}
+    settings = dict(settings_of(Decode))
+    assert set(named) == set(settings)
+    for name, (default, meaning) in settings.items():
+        assert (code(named[name][1]), named[name][2]) == (default, meaning), name
 
 
 def test_all_columns_are_documented() -> None:
