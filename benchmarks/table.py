@@ -38,7 +38,7 @@ from benchmarks.volume import server_url
 from dagster_leasehold.assets.output.table.columns import columns_of
 from dagster_leasehold.assets.output.table.group_table import build_publisher, location_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
-from dagster_leasehold.assets.output.table.publish_locks import lock_of
+from dagster_leasehold.assets.output.table.publish_locks import take_lock
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.address import output_place
@@ -74,7 +74,7 @@ class Table:
         """Commit a batch of every shard, and publish them, as a tick of the sensor does."""
         self.run.commit(files)
         began, own = time.perf_counter(), time.process_time()
-        lock = lock_of(self.store, KEY, NAME, {NODE: INCARNATION})
+        lock = take_lock(self.store, KEY, NAME, {NODE: INCARNATION})
         assert isinstance(lock, PublishLock), lock
         report = self.publisher.publish(lock)
         self.store.release_publish_lock(lock)
@@ -120,7 +120,7 @@ class Table:
 
     def remove_orphans(self) -> None:
         """Remove metadata that nothing names, as the sensor does once an hour."""
-        lock = lock_of(self.store, KEY, NAME, {NODE: INCARNATION})
+        lock = take_lock(self.store, KEY, NAME, {NODE: INCARNATION})
         assert isinstance(lock, PublishLock), lock
         self.publisher.remove_orphans(lock, older_than=timedelta())
         self.store.release_publish_lock(lock)

@@ -2,13 +2,13 @@
 
 They go through the stream's published table. `declared_stream` finds a stream by its name; its
 `table()` is PyIceberg's, its `dataset()` an Arrow dataset of exactly the committed records, and its
-`frame(spark)` a Spark DataFrame of them. `Chosen` says what else can be asked of these.
+`frame(spark)` a Spark DataFrame of them. `ReadOptions` lists the other options of both.
 `window_paths` lists the files of hours of event time, with the store that `open_store` opens, and
 `shard_partitions` are the partitions of a stream's asset, for assets that share them.
 """
 
 from dagster_leasehold.assets.errors import OutputUnreadable, TableUnavailable
-from dagster_leasehold.assets.output.committed_output import Chosen
+from dagster_leasehold.assets.output.committed_output import ReadOptions
 from dagster_leasehold.assets.output.table.reading import EventSpan
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.window_run import window_paths
@@ -18,11 +18,11 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.deployed_stream import DeployedStream, declared_stream
 
 __all__ = [
-    "Chosen",
     "DeployedStream",
     "EventSpan",
     "LogCorrupt",
     "OutputUnreadable",
+    "ReadOptions",
     "ShardId",
     "TableUnavailable",
     "UnknownGroup",

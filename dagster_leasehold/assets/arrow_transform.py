@@ -1,6 +1,6 @@
 """The declaration of Arrow transforms, and the checks of their output.
 
-Streams declare one with `arrow_transform`; the workers that consume a batch call `checked`.
+A stream declares its transform with `arrow_transform`. Workers call `checked` on each output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TableFunction = Callable[["pa.Table"], "pa.Table"]
 
 @dataclass(frozen=True)
 class ArrowTransform:
-    """A transform from Arrow table to Arrow table, made by `arrow_transform`.
+    """A transform of Arrow tables, which `arrow_transform` creates.
 
     It has the name, module and docstring of its function, and can be called like the function.
     """
@@ -43,7 +43,7 @@ class ArrowTransform:
 
 
 def arrow_transform(function: TableFunction) -> ArrowTransform:
-    """Decorate a function from Arrow table to Arrow table, to be the transform of a stream.
+    """Turn a function of Arrow tables into the transform of a stream.
 
     The worker that reads the records also transforms them, which is several times faster than a
     transform of DataFrames. The function receives part of a batch: consecutive records of one
@@ -51,7 +51,7 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
     `attributes`. It must return `shard_id` unchanged. It can drop rows, add rows and add columns.
     Rows whose `quarantine_error` is not null go to quarantine instead of the output.
 
-    Several processes call the function, many times per batch, so each call has to be independent.
+    Several processes call the function, many times per batch, so each call must be independent.
     Use a transform of DataFrames to count or compare the records of a whole batch.
 
     Args:
@@ -86,15 +86,10 @@ def name_of(transform: Callable[..., object] | None) -> str:
 
 
 def checked(output: object, shard: ShardId, name: str) -> pa.Table:
-    """Return the output of an Arrow transform in plain types, if it can be committed.
+    """Check the output of an Arrow transform, and return it in plain types.
 
     Large strings, views and dictionaries become plain strings and bytes, and timestamps with a
-    time zone become UTC. So the files do not depend on the library or the machine.
-
-    Args:
-        output: the value that the transform returned.
-        shard: the shard that all records belong to.
-        name: the name of the transform, for messages.
+    time zone become UTC. The files then do not depend on the library or the machine.
 
     Raises:
         TransformError: the output is not a table, repeats a column name, changes `shard_id`, has a
@@ -114,8 +109,8 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
         raise TransformError(
-            f"{where} returned several columns of the name {', '.join(map(shown, repeated))}: give "
-            "each column its own name."
+            f"{where} returned several columns named {', '.join(map(shown, repeated))}: give each "
+            "column its own name."
         )
     strings = SHARD_COLUMN in columns and table.schema.field(SHARD_COLUMN).type == pa.string()
     check_columns(where, columns, shards_are_strings=strings)
@@ -134,7 +129,6 @@ def check_columns(where: str, columns: Collection[str], *, shards_are_strings: b
 
     Args:
         where: the transform, as the subject of a message.
-        columns: the names of the columns.
         shards_are_strings: True if the output has a column `shard_id` of strings.
 
     Raises:
@@ -173,7 +167,7 @@ def _in_plain_types(where: str, table: pa.Table) -> pa.Table:
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """Replace large, view and dictionary types by plain ones, and any time zone by UTC."""
+    """Replace large, view and dictionary types with plain ones, and any time zone with UTC."""
     import pyarrow as pa
 
     simple = {

@@ -1,4 +1,4 @@
-"""Joining of a backfill's runs, so that one run materializes all partitions of a node.
+"""Joins the runs of a backfill, so that one run materializes all partitions of a node.
 
 Dagster launches one run per partition if nodes have agents, and otherwise one run per contiguous
 range of partitions. The first run that starts on a node cancels the runs that are still queued for
@@ -31,12 +31,10 @@ _CANCELED = (DagsterRunStatus.CANCELED, DagsterRunStatus.CANCELING, DagsterRunSt
 
 @dataclass(slots=True)
 class Siblings:
-    """The other runs of the backfill that a run belongs to.
+    """The other runs of a run's backfill.
 
     Attributes:
-        instance: the Dagster instance that stores the runs.
-        run: the run that takes over the partitions of others.
-        stream: the stream of its partitions.
+        run: the run that takes over the partitions of the other runs.
         holders: returns the node that holds each shard. Any host can materialize a shard that is
             not in the result.
     """
@@ -45,15 +43,15 @@ class Siblings:
     run: DagsterRun
     stream: ShardStream
     holders: Callable[[], Mapping[ShardId, str]]
-    _taken: dict[str, list[ShardId]] = field(default_factory=dict[str, list[ShardId]])
+    _takeovers: dict[str, list[ShardId]] = field(default_factory=dict[str, list[ShardId]])
 
     @property
     def shards(self) -> list[ShardId]:
         """The partitions that this run took over."""
-        return [shard for shards in self._taken.values() for shard in shards]
+        return [shard for shards in self._takeovers.values() for shard in shards]
 
     def rounds(self, own: Sequence[ShardId]) -> Iterator[Sequence[ShardId]]:
-        """Yield the run's own and queued partitions, then partitions that were queued meanwhile."""
+        """Yield the run's own and queued partitions, then partitions queued in the meantime."""
         shards = [*own, *self._inherit(), *self.take_over()]
         while shards:
             yield shards
@@ -65,9 +63,10 @@ class Siblings:
         Only the oldest started run of the node does this, so that two runs never take over the
         same partition. A queued run can start while this run cancels it:
 
-        1. The queue launches the run between the reading of its status and its cancellation.
-        2. The cancellation tries to terminate its process, and finds no process to terminate.
-        3. The process starts, sees that its run is canceled, and exits. Only this run
+        1. This run reads the status of the queued run, the queue launches it, and this run
+           cancels it.
+        2. The cancellation finds no process to terminate.
+        3. The process starts, finds that its run is canceled, and exits. Only this run
            materializes the partition.
         """
         siblings = self._similar_runs()
@@ -83,15 +82,15 @@ class Siblings:
         started = [run for run in siblings if run.status is not DagsterRunStatus.QUEUED]
         if not started or started[-1].run_id != self.run.run_id:
             return []
-        # Canceled in the order of the queue, so that the queue launches as few of them as possible.
+        # In the order of the queue, so that the queue launches as few of them as possible.
         queued = [run for run in reversed(siblings) if run.status is DagsterRunStatus.QUEUED]
         for run in queued:
             self.instance.add_run_tags(run.run_id, {TAKEN_OVER_TAG: self.run.run_id})
             self.instance.run_coordinator.cancel_run(run.run_id)
             canceled = self.instance.get_run_by_id(run.run_id)
             if canceled is not None and canceled.status in _CANCELED:
-                self._taken[run.run_id] = partitions[run.run_id]
-        return [shard for run in queued for shard in self._taken.get(run.run_id, ())]
+                self._takeovers[run.run_id] = partitions[run.run_id]
+        return [shard for run in queued for shard in self._takeovers.get(run.run_id, ())]
 
     def _inherit(self) -> list[ShardId]:
         """Take over the unfinished partitions that the parent of this retry had taken over."""
@@ -101,7 +100,7 @@ class Siblings:
         canceled_runs = self._similar_runs(_CANCELED, {TAKEN_OVER_TAG: parent})
         for run in canceled_runs:
             self.instance.add_run_tags(run.run_id, {TAKEN_OVER_TAG: self.run.run_id})
-        self._taken |= self._partitions_by_run(canceled_runs)
+        self._takeovers |= self._partitions_by_run(canceled_runs)
         return self.shards
 
     def remove(self, done: Collection[ShardId]) -> None:
@@ -109,13 +108,12 @@ class Siblings:
 
         Such a run never started; the events of its partitions belong to this run.
         """
-        for run_id, shards in self._taken.items():
+        for run_id, shards in self._takeovers.items():
             run = self.instance.get_run_by_id(run_id)
             if run is not None and run.is_finished and set(shards) <= set(done):
                 self.instance.delete_run(run_id)
 
     def _partitions_by_run(self, runs: Iterable[DagsterRun]) -> dict[str, list[ShardId]]:
-        """Return the partitions that each run was launched for, by run id."""
         name = str(shard_partitions(self.stream).name)
         keys = cache(partial(self.instance.get_dynamic_partitions, name))
         return {run.run_id: [ShardId(key) for key in partitions_of(run.tags, keys)] for run in runs}
@@ -127,7 +125,8 @@ class Siblings:
     ) -> list[DagsterRun]:
         """Return the runs of this backfill with the same assets and config, newest first."""
         backfill = self.run.tags.get(BACKFILL_TAG)
-        # A run that also materializes other assets is left alone: this run could not do that.
+        # A run that also materializes other assets keeps its partitions: this run could not
+        # materialize those assets.
         if backfill is None or self.run.asset_selection != {asset_key(self.stream)}:
             return []
         filters = dg.RunsFilter(

@@ -1,6 +1,6 @@
 """The asset checks of a shard: gaps, lag and the rate of quarantined records.
 
-Runs report them for each partition that they consumed or replayed.
+A run reports them for each partition that it consumed or replayed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NO_GAP = "no_gap"
 LAG = "lag"
 QUARANTINE_RATE = "quarantine_rate"
 QUARANTINE_RATE_MAX = 0.01
-STORED_FOR = timedelta(days=1)
-"""An unchanged outcome is stored again after this time."""
+STORE_AGAIN_AFTER = timedelta(days=1)
+"""The time after which an unchanged outcome is stored again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ShardCheck:
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
     def repeats(self, stored: ShardCheck | None) -> bool:
-        """Return True if `stored` says the same; the numbers of a passed check can differ."""
+        """Return True if `stored` has the same outcome; numbers of a passed check can differ."""
         if stored is None or stored.passed is not self.passed:
             return False
         return self.passed or stored.description == self.description
@@ -91,7 +91,6 @@ def check_shard(
     """Return the outcomes of all checks of one shard after a run.
 
     Args:
-        stream: the declaration, for its limits.
         committed: the range that the run committed to the shard, or None.
         gaps: the shard's gaps that are not accepted.
         lag: the number of unread records, or None if unknown.
@@ -138,7 +137,7 @@ def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCh
     metadata |= {} if lag is None else {"lag": lag}
     metadata |= {} if seconds is None else {"lag_seconds": round(seconds, 3)}
     if measured is None:
-        # An unknown lag must not pass: a passed check states that the limit was compared.
+        # An unknown lag must not pass: a passed check states that the limit was checked.
         description = (
             f"The lag is unknown, so the limit of {_limits(stream)} cannot be checked: unread "
             "records remain that the source does not measure, or the source did not answer. Check "
@@ -163,7 +162,7 @@ def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
 
 
 def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
-    """Return one result per check for all shards of a run; it passes if all shards pass."""
+    """Return one result per check for all shards of a run, which passes if all shards pass."""
     by_name: dict[str, list[ShardCheck]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)
@@ -183,16 +182,16 @@ def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
     return results
 
 
-def is_news(
+def should_store(
     instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation, now: datetime
 ) -> bool:
-    """Return True if the outcome differs from the last stored one, or that one is a day old."""
+    """Return True if the outcome differs from the last stored outcome, or that is a day old."""
     record = instance.get_latest_asset_check_evaluation_record(evaluation.asset_check_key)
     if record is None or record.event is None:
         return True
     last = record.evaluation
-    # A run that has planned the check, or that failed before it, stores an event without outcome.
+    # A run that planned the check, or failed before it, has stored an event without an outcome.
     if not isinstance(last, dg.AssetCheckEvaluation):
         return True
     changed = (last.passed, last.description) != (evaluation.passed, evaluation.description)
-    return changed or now.timestamp() - record.event.timestamp >= STORED_FOR.total_seconds()
+    return changed or now.timestamp() - record.event.timestamp >= STORE_AGAIN_AFTER.total_seconds()

@@ -24,14 +24,14 @@ class CommittedBatch:
         key: the consumer group within the stream.
         batch_id: `<shard>.<number>`, unique within the group and the same in each delivery.
         records: the number of records read, or None if the transform stopped the reader early.
-        bytes: the size of the keys and values read, or None likewise.
+        bytes: the size of the keys and values read, or None in the same case.
         written: the number of records in the output.
         quarantined: the number of records that could not be parsed.
         first_event_time: the smallest event time read, or None.
         last_event_time: the largest event time read, or None.
         finished: True for the last batch of a read-only shard.
         files: the Parquet files of the batch when it was committed, as paths, or as URIs on an
-            object store. A later replay or compaction replaces them; vacuum removes them then.
+            object store. A replay or compaction can replace them later; vacuum then removes them.
         attempt: 1 for the first delivery, plus 1 for each failed one.
 
     Examples:

@@ -1,6 +1,6 @@
 """The job `compact_<stream>`, which merges small files of committed output.
 
-A sensor launches it for each node; people launch it by hand.
+A sensor launches it for each node. You can also launch it by hand.
 """
 
 import time
@@ -118,7 +118,7 @@ def _compact(
             | dict.fromkeys(finished(snapshot), NUMBERS_END),
             yielding.stopped,
         ).compact(shards)
-        reports, postponed = continued.reports, continued.left
+        reports, postponed = continued.reports, continued.postponed
     _report(context, reports.values())
     for shard, reason in postponed.items():
         context.log.info(f"Shard {shard} is postponed: {reason}.")
@@ -132,7 +132,6 @@ def _compact(
 
 
 def _report(context: dg.OpExecutionContext, reports: Collection[CompactionReport]) -> None:
-    """Log the result of each shard, and add the totals to the op's output metadata."""
     for report in reports:
         context.log.info(
             f"Shard {report.shard}: merged {report.files_before} files into {report.files_after}. "

@@ -58,7 +58,7 @@ def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
 
         def work() -> Iterator[Any]:
             _consume(context, config, stream)
-            return iter(())  # an op does not yield the events of partitions: `_consume` logs them
+            return iter(())  # `_consume` logs the events of partitions: an op cannot yield them
 
         try:
             for _ in stream.carry_out(context, work):
@@ -97,7 +97,7 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
             after_commit=progress.after_commit,
             between_batches=progress.between_batches,
             follow=_follow(stream, context.instance, run_id) if config.follow else None,
-            tell=context.log.warning,
+            warn=context.log.warning,
             ended=lambda run: run_ended(context.instance, run),
         )
         results.add(reports, seconds=seconds)
@@ -115,7 +115,7 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
 
 
 def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> Follow:
-    """Return the settings of following; requests and progress are exchanged through run tags."""
+    """Return the settings of following. Run tags carry requests to the run, and its progress."""
 
     def tags() -> dict[str, str]:
         run = instance.get_run_by_id(run_id)

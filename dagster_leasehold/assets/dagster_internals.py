@@ -1,6 +1,6 @@
-"""Everything that Leasehold imports from Dagster's private modules: eight names.
+"""The eight names that Leasehold imports from Dagster's private modules.
 
-A comment at each gives the reason, and the effect if a release of Dagster removes the name.
+A comment at each name gives the reason, and the effect if a release of Dagster removes it.
 Functions import the slow modules themselves. Tests import all names with the oldest supported
 release of Dagster and with the pinned one.
 """
@@ -67,7 +67,7 @@ def code_server_client(
 ) -> DagsterGrpcClient:
     """Return a client that sends heartbeats to a code server and launches runs on it.
 
-    Without it, nodes on several hosts take no runs.
+    Without it, nodes on several hosts cannot take runs.
     """
     from dagster._grpc.client import DagsterGrpcClient
 
@@ -110,8 +110,9 @@ def without_ticks(state: Any) -> Any:
 def start_runs_with(context: object) -> None:
     """Make Dagster's code server in this process start its runs with `context`.
 
-    The server asks `multiprocessing` for its own context, which starts a new interpreter per run.
-    If a release of Dagster asks from another module, it gets that context, and runs start later.
+    By default, the server uses a context of `multiprocessing` that starts a new interpreter per
+    run. If a later release of Dagster calls `get_context` from another module, it gets that
+    default, and runs start later.
     """
     original = multiprocessing.get_context
 

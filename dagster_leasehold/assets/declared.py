@@ -1,4 +1,4 @@
-"""The base of all declarations in Python and YAML: pydantic validates them.
+"""The base of all declarations in Python and YAML, which pydantic validates.
 
 An error is one sentence. `shard_stream` and the other modules with settings use it.
 """
@@ -43,19 +43,19 @@ def declared(class_: type[T]) -> type[T]:
 
 
 @plain_dataclass(frozen=True, slots=True)
-class TakenBy:
+class Validator:
     """An annotation of a field that a function validates, instead of pydantic.
 
     Attributes:
-        take: turns the given value into the stored one.
+        validate: converts the given value to the stored one.
         schema: the JSON schema of the value in YAML.
     """
 
-    take: Callable[[Any, ValidationInfo], Any]
+    validate: Callable[[Any, ValidationInfo], Any]
     schema: Mapping[str, Any]
 
     def __get_pydantic_core_schema__(self, *_: object) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(self.take)
+        return core_schema.with_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, *_: object) -> dict[str, Any]:
         return dict(self.schema)
@@ -66,7 +66,7 @@ class Declared:
     """The base of declared classes.
 
     Attributes:
-        called: the kind of declaration, such as `Stream`, as the first word of messages; empty if
+        kind: the kind of declaration, such as `Stream`, which begins its messages; empty if
             declarations of this class have no name.
 
     Raises:
@@ -74,11 +74,11 @@ class Declared:
             names it.
     """
 
-    called: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_in_a_sentence(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return handler(values)
         except ValidationError as error:
@@ -89,13 +89,13 @@ class Declared:
     @classmethod
     def _title(cls, values: Any) -> str:
         """Return the beginning of an error message; a declaration's name is its first argument."""
-        if not cls.called:
+        if not cls.kind:
             return ""
         if isinstance(values, ArgsKwargs):
             fields = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
         else:
             fields = values if isinstance(values, Mapping) else {}
-        return f"{cls.called} {shown(fields.get('name', ''))}: "
+        return f"{cls.kind} {shown(fields.get('name', ''))}: "
 
 
 def refusal(error: ValidationError, declared_class: type[Any]) -> str:

@@ -1,8 +1,8 @@
 """A Dagster deployment: the store, nodes and folders of its streams, and the address of its nodes.
 
 Two deployments can share lease tables and, by mistake, a node name. Only one of them can register
-the name. The other does not know the first one's runs and must not treat them as ended. So it
-compares addresses before it touches a shard of that node.
+the name. The other cannot find the first one's runs in its Dagster instance, and must not treat
+them as ended. So it compares addresses before it changes a shard of that node.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def _never() -> bool:
 class Deployment:
     """The lease store, the nodes and the folders of one deployment.
 
-    Every process builds it from the same settings. So a run needs no secret in its config: no
-    database URL and no token passes through Dagster.
+    Every process builds it from the same settings. So a run's config holds no secret: neither the
+    database URL nor a token passes through Dagster.
 
     Attributes:
         store: opens the lease store on the first call, and returns the same one afterwards.
-        nodes: the nodes that this deployment keeps alive itself; used only without agents.
+        nodes: the nodes for which this deployment sends heartbeats; used only without agents.
         agents: True if its nodes have agents (`leasehold node`), which send their heartbeats. Then
             each node that registers with the instance's address belongs to this deployment.
         timing: the protocol's timeouts for groups that this deployment creates.
         output_folder: returns the folder of a group's committed output.
         upkeep_file: returns the file of the rebalance sensor's costs, for `leasehold status`; None
             in processes that do not need it.
-        leaving: runs call it between two batches. Once it returns True, the node of this process
-            is leaving, and they stop at their checkpoint.
+        leaving: returns True once the node of this process is leaving. Runs call it between
+            batches, and then stop at their checkpoints.
         catalog: the catalog of its tables.
-        history_age: the age of history rows that the janitor deletes; None keeps all rows.
+        history_age: the age at which the janitor deletes history rows; None keeps all rows.
         spark_folder: the folder of the embedded Spark server that the runs share; None if they use
             another Spark, or the server of their node's agent.
         spark: the `SparkResource` that provides the session; None in processes without Spark.
@@ -73,12 +73,7 @@ class Deployment:
     spark: object = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
-        """Return the nodes that this deployment claims shards for and launches runs on.
-
-        Args:
-            nodes: the nodes of the group.
-            address: the address that this deployment's nodes register with.
-        """
+        """Return the nodes that this deployment claims shards for and launches runs on."""
         if not self.agents:
             return self.nodes
         names = (node.name for node in nodes if node.member and node.address == address)
@@ -88,7 +83,7 @@ class Deployment:
         """Return the served nodes that are members of the group with our address.
 
         A node with another address belongs to another deployment, even if its name is ours. Our
-        instance does not know its runs.
+        instance does not store its runs.
         """
         members = {node.name: node for node in nodes if node.member and node.address == address}
         served = self.served(members.values(), address)
@@ -105,7 +100,7 @@ _ADDRESSES: WeakKeyDictionary[dg.DagsterInstance, str] = WeakKeyDictionary()
 
 def instance_address(instance: dg.DagsterInstance) -> str:
     """Return the instance's address; empty before its first rebalancing tick."""
-    # The address never changes, and each step of each tick needs it, so it is cached.
+    # Cached: the address never changes, and each step of each tick needs it.
     address = _ADDRESSES.get(instance, "")
     if not address:
         address = instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY, "")
@@ -118,10 +113,10 @@ def ensure_instance_address(instance: dg.DagsterInstance) -> str:
     """Return the instance's address; create it on the first call.
 
     1. Two code locations start in separate processes, and find no address.
-    2. Each proposes one, as a dynamic partition. Dagster keeps all proposals in order.
-    3. Both use the first proposal. If each wrote its own instead, the later would overwrite the
-       earlier, and the nodes that already serve under the earlier would look like another
-       deployment's.
+    2. Each adds a proposal as a dynamic partition. Dagster keeps all proposals in order.
+    3. Both use the first proposal. If each wrote its own address instead, the later would overwrite
+       the earlier, and nodes registered with the earlier would seem to belong to another
+       deployment.
     """
     address = instance_address(instance)
     if not address:

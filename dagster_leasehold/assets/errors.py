@@ -17,7 +17,7 @@ class SparkUnavailable(LeaseholdError):
 
 
 class SparkAway(SparkUnavailable):
-    """Spark did not begin a job: it could not be reached, or had no free core."""
+    """Spark did not begin a job, because it could not be reached or had no free core."""
 
 
 class SessionLost(SparkUnavailable):
@@ -53,7 +53,7 @@ class RegistryUnavailable(LeaseholdError):
 
 
 class RecordBlocks(LeaseholdError):
-    """A shard is held at a record that makes every run hang or crash."""
+    """A shard is on hold at a record that makes every run hang or crash."""
 
 
 class QuarantineLimitExceeded(UserMistake):
@@ -83,8 +83,8 @@ class PublicationRefused(TableUnavailable):
 class TooManyFiles(LeaseholdError):
     """A table has more files, or its ledger more batches, than the caller's limit."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"The table or its ledger has more than {most:,} files or batches.")
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The table or its ledger has more than {limit:,} files or batches.")
 
 
 class TableMetadataGone(TableUnavailable):

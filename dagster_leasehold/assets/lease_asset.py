@@ -1,4 +1,4 @@
-"""The asset `leases/<stream>_leases`: a stream's nodes, shards and owners as the store has them.
+"""The asset `leases/<stream>_leases`: a stream's nodes, shards and owners in the lease store.
 
 Its check verifies the group's whole history, as `leasehold verify` does.
 """

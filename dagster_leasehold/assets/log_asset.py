@@ -49,9 +49,6 @@ def log_observation(
     """Return an observation of the log: bounds as a table, lag and counts as numbers.
 
     Args:
-        stream: the declaration.
-        leases: the leases of its group.
-        lags: the lags of these shards.
         ages: the age of the oldest unread record per shard, in seconds, if known.
     """
     counted = [lag for lag in lags.records.values() if lag is not None]

@@ -6,7 +6,7 @@ batch once.
 
 The service of a source, such as Kafka, can show a stream's checkpoints. They are sent after a
 commit and before its outbox rows are flagged as delivered, so at least once per commit. Leasehold
-never reads them back: only the lease store decides where a shard continues.
+never reads them back: a shard always continues at the checkpoint in the lease store.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dagster_leasehold.shard_sources.source import ProgressMirror
 
 MATERIALIZATION_KIND = "materialization"
 RUN_KEY = "consumed_by"
-MIRROR_LOOKS_MAX = 10
-"""The most rounds of `mirror_progress`; a further one is needed only if another process has
-committed since the last."""
+MIRROR_ROUNDS_MAX = 10
+"""The most rounds of `mirror_progress`. A second one is needed only if another process commits
+during the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +121,22 @@ def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.Ass
 def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
     """Send the stored checkpoints of these shards to the source's service, if it mirrors them.
 
-    The checkpoints are read from the store, not from the outbox: the commits of a dead run are
-    reported after newer ones, and the service would move back. They are read again after sending:
+    The checkpoints are read from the store, not from the outbox: a dead run's commits are reported
+    after newer ones, so the service would move back. They are read again after sending:
 
     1. This process reads checkpoint 5; another one commits 6 and sends it.
     2. This process sends 5, and the service shows 5.
     3. This process reads again, finds 6, and sends it.
 
     Returns:
-        The error message, which the caller only shows, or an empty text.
+        The error message for the caller to show, or an empty text.
     """
     source, own_shards = stream.source, set(shards)
     if not own_shards or not isinstance(source, ProgressMirror) or not source.mirrors:
         return ""
     sent: dict[ShardId, str] = {}
     try:
-        for _ in range(MIRROR_LOOKS_MAX):
+        for _ in range(MIRROR_ROUNDS_MAX):
             leases = store.snapshot(stream.key).shards
             stored = {
                 lease.shard: lease.check_point for lease in leases if lease.shard in own_shards

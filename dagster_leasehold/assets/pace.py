@@ -1,10 +1,9 @@
 """The pace of a run that follows its shards: pure rules for the time of the next batch.
 
 A record at the head of the log is committed within one commit interval. The rules do not use event
-times, which cannot be trusted and are unknown before the read. Instead a run notes on its monotonic
-clock when it last saw a shard without unread records. All unread records arrived later, so the
-shard is due one interval after that time. A shard that the run never saw without unread records is
-due at once.
+times, which cannot be trusted and are unknown before the read. Instead, a run records on its
+monotonic clock when a shard last had no unread records. All unread records arrived later, so the
+shard is due one interval after that time. A shard that always had unread records is due at once.
 
 All shards of a run share the earliest due time, because one Spark job and one transaction serve
 them all. `consuming.following` calls this module.
@@ -20,9 +19,9 @@ from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, 
 from dagster_leasehold.lease_store.group_rows import HANDOFF_LIMIT_DEFAULT_S, STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.identifiers import ShardId
 
-LOOKS_PER_INTERVAL = 10
-LOOK_MIN_S = 0.2
-LOOK_MAX_S = 5.0
+POLLS_PER_INTERVAL = 10
+POLL_MIN_S = 0.2
+POLL_MAX_S = 5.0
 REST_MAX_S = 0.5
 """The longest rest after a batch at the head of the log, in seconds."""
 BATCH_EVERY_S = 0.8
@@ -44,7 +43,7 @@ class Pace(Declared):
     """The longest time that a new record waits for its commit while runs keep up, in seconds; `0`
     commits at once."""
     commit_bytes: Annotated[int, POSITIVE] = 64 * 1024 * 1024
-    """The size of a shard's unread records at which they are committed before the interval is over,
+    """The size of a shard's unread records at which they are committed before the interval ends,
     in bytes."""
     idle_limit_s: Annotated[float, POSITIVE] = 120.0
     """The time without records after which a run ends, in seconds."""
@@ -52,20 +51,20 @@ class Pace(Declared):
     """The time after which a run ends and leaves the remaining records to the next run, in
     seconds."""
     stall_limit_s: Annotated[float, POSITIVE] = STALL_LIMIT_DEFAULT_S
-    """The time without progress after which a run gives up its shards and fails, in seconds."""
+    """The time without progress after which a run releases its shards and fails, in seconds."""
     handoff_limit_s: Annotated[float, POSITIVE] = HANDOFF_LIMIT_DEFAULT_S
     """The longest time that a transfer waits for the holder, in seconds."""
     shards_per_run: Annotated[int, POSITIVE] = 64
     """The most shards that one run of a sensor or schedule serves."""
 
     @property
-    def look_s(self) -> float:
+    def poll_s(self) -> float:
         """The polling interval of the source while nothing is due, in seconds."""
-        return min(LOOK_MAX_S, max(LOOK_MIN_S, self.commit_interval_s / LOOKS_PER_INTERVAL))
+        return min(POLL_MAX_S, max(POLL_MIN_S, self.commit_interval_s / POLLS_PER_INTERVAL))
 
 
 def reached_head(*, lag: int | None, records: int, filled: bool, at_end: bool) -> bool:
-    """Return True if a batch holds all records that were unread when the run polled the source.
+    """Return True if a batch contains all records that were unread at the last poll.
 
     Args:
         lag: the number of unread records at that poll, or None if the source does not count.
@@ -83,7 +82,6 @@ class DueTimes:
     """The due times of a run's shards that have unread records.
 
     Attributes:
-        pace: the pace of the run.
         active_s: the last time when a shard had unread records or a batch was committed.
     """
 
@@ -102,8 +100,8 @@ class DueTimes:
         rests = earliest > -math.inf
         return max(earliest, self._rested_s) if rests else earliest
 
-    def waits_s(self, now_s: float) -> float | None:
-        """Return an upper bound of the unread records' waiting time; None if it is unknown."""
+    def waiting_s(self, now_s: float) -> float | None:
+        """Return an upper bound on how long unread records have waited; None if unknown."""
         read_times = [self._read_s[shard] for shard in self._due_s if shard in self._read_s]
         incomplete = len(read_times) < len(self._due_s)
         return None if incomplete or not read_times else now_s - min(read_times)
@@ -121,7 +119,7 @@ class DueTimes:
         self._due_s[shard] = min(due_s, self._due_s.get(shard, math.inf))
 
     def see_behind(self, shard: ShardId) -> None:
-        """Record that a batch left records unread that were there before it; they are due now."""
+        """Record that a batch did not reach the head of the log: the other records are due now."""
         self._read_s.pop(shard, None)
         self._due_s[shard] = -math.inf
 
@@ -131,8 +129,8 @@ class DueTimes:
         rest_s = max(BATCH_EVERY_S - took_s, took_s * REST_FRACTION)
         self._rested_s = now_s + min(rest_s, REST_MAX_S)
 
-    def forget(self, shard: ShardId) -> None:
-        """Forget a shard that the run has released."""
+    def drop(self, shard: ShardId) -> None:
+        """Drop a shard that the run has released."""
         self._read_s.pop(shard, None)
         self._due_s.pop(shard, None)
 

@@ -95,7 +95,6 @@ def parse_csv(
 def _with_fields(
     records: Any, schema: str | StructType, column: str, function: str, separator: str
 ) -> Any:
-    """Return the records with added columns for the parsed fields and the error."""
     import pyarrow as pa
 
     from dagster_leasehold.assets.arrow_parsing.field_types import fields_of
@@ -103,7 +102,7 @@ def _with_fields(
     fields = fields_of(schema)
     is_table = isinstance(records, pa.Table)
     columns = records.schema.names if is_table else records.columns
-    _refuse_taken(fields.names, columns, function)
+    _check_names(fields.names, columns, function)
     if column not in columns:
         raise TransformError(
             f"The records have no column {column} to parse: they have {', '.join(columns)}."
@@ -114,7 +113,7 @@ def _with_fields(
 
 @dataclass(frozen=True)
 class _Parsing:
-    """The parsing of one column into fields; Spark pickles it for its workers."""
+    """A function that parses one column into fields; Spark pickles it for its workers."""
 
     fields: pa.Schema
     column: str
@@ -122,7 +121,6 @@ class _Parsing:
     function: str
 
     def table(self, records: pa.Table) -> pa.Table:
-        """Add the fields to an Arrow table."""
         try:
             from dagster_leasehold.assets.arrow_parsing.columns import parse_column
 
@@ -164,7 +162,7 @@ def _format(fields: pa.Schema, separator: str) -> ValueFormat:
     return CsvFormat(fields, separator) if separator else JsonFormat(fields)
 
 
-def _refuse_taken(fields: Sequence[str], columns: Sequence[str], function: str) -> None:
+def _check_names(fields: Sequence[str], columns: Sequence[str], function: str) -> None:
     existing = sorted({*fields} & {*columns, ERROR_COLUMN})
     if existing:
         raise TransformError(

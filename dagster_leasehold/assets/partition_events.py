@@ -34,11 +34,11 @@ class PartitionResults(Protocol):
 
 
 def report_partition(
-    context: RunContext, stream: ShardStream, done: PartitionResults, shard: ShardId
+    context: RunContext, stream: ShardStream, results: PartitionResults, shard: ShardId
 ) -> None:
     """Record a materialization of a partition, and the outcomes of its checks."""
-    report_materialization(context, stream, shard, done.metadata(shard))
-    for check in done.checks(shard):
+    report_materialization(context, stream, shard, results.metadata(shard))
+    for check in results.checks(shard):
         log_check(context, check.evaluation(stream, shard))
 
 
@@ -54,19 +54,19 @@ def partition_results(
     context: dg.AssetExecutionContext,
     stream: ShardStream,
     shards: Sequence[ShardId],
-    done: PartitionResults,
+    results: PartitionResults,
 ) -> MaterializeEvents:
-    """Yield the result from which Dagster materializes all partitions of the run."""
-    checks = {shard: done.checks(shard) for shard in shards}
+    """Yield the result with which Dagster materializes all partitions of the run."""
+    checks = {shard: results.checks(shard) for shard in shards}
     for shard in shards:
-        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+        context.add_asset_metadata(results.metadata(shard), asset_key(stream), shard)
         # In a run of a single partition, the joint result below is the partition's evaluation. In a
         # run of a range, even a range of one, it is the evaluation of the whole asset, so the
         # partitions' evaluations are logged here.
         for check in () if context.has_partition_key else checks[shard]:
             log_check(context, check.evaluation(stream, shard))
-    results = joint_results(check for shard in shards for check in checks[shard])
-    yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
+    joint_checks = joint_results(check for shard in shards for check in checks[shard])
+    yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_checks)
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:

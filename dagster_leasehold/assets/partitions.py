@@ -41,16 +41,15 @@ def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=stream.name)
 
 
-def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]) -> list[str]:
+def partitions_of(tags: Mapping[str, str], all_keys: Callable[[], Sequence[str]]) -> list[str]:
     """Return the partitions that a run was launched for: one, a range, or none.
 
     Args:
-        tags: the tags of the run.
-        in_order: returns all partitions in the order in which they were added.
+        all_keys: returns all partitions, in the order of their creation.
     """
     if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
         return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
-    keys = in_order()
+    keys = all_keys()
     try:
         first, last = keys.index(tags[RANGE_START_TAG]), keys.index(tags[RANGE_END_TAG])
     except ValueError:
@@ -63,7 +62,7 @@ def node_of_launcher(run: dg.DagsterRun) -> str | None:
 
     A retry of a run of partitions inherits the tag, although its launcher chose no node:
 
-    1. A run of several partitions dies while it works for its second node. The run itself has
+    1. A run of several partitions dies while it consumes for its second node. The run itself has
        set its tag to that node.
     2. Dagster retries the run with all its tags.
     3. If the tag counted as a choice, the retry could not consume the other nodes' shards.

@@ -49,12 +49,7 @@ def build_progress_check(stream: ShardStream) -> dg.AssetChecksDefinition:
 def current_obstacles(
     stream: ShardStream, deployment: Deployment
 ) -> dict[ShardId, Obstacle | None]:
-    """Return the obstacle of each shard, or None, from the store and the source.
-
-    Raises:
-        StoreError: the lease store does not answer.
-        UnknownGroup: the group does not exist yet.
-    """
+    """Return the obstacle of each shard, or None, from the store and the source."""
     store, key = deployment.store(), stream.key
     snapshot = store.snapshot(key)
     nodes = live_nodes(snapshot, store.beat_ages(key))

@@ -1,9 +1,9 @@
-"""The tag that identifies the process of a run, so that other processes can see its death.
+"""The tag that identifies the process of a run, so that other processes can detect its end.
 
 If a run's process dies together with the code server that watched it, Dagster keeps the run as
 "started" forever, and its shards would stay open. So each run writes the identity of its process
-into a tag. A process on the same host, since the same boot and in the same PID namespace, can check
-whether that process is gone. The janitor and the node agent do.
+into a tag. The janitor and the node agent check whether that process is gone, which is possible on
+the same host, since the same boot and in the same PID namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 PART_ENDED = "ended"
-"""The tag's value instead of a process, while the run continues with other assets."""
+"""The value of the tag, instead of a process, while the run continues with other assets."""
 _OF = " of run "
 
 
@@ -41,7 +41,7 @@ def show_on_run(
 ) -> None:
     """Set a run's tags for its shards and its number of records.
 
-    They only inform people, so an error of Dagster's storage is ignored.
+    The tags are only shown, so an error of Dagster's storage is ignored.
     """
     tags = shards_tag(shards) | ({RECORDS_TAG: records} if records else {})
     with suppress(Exception):
@@ -88,7 +88,7 @@ def process_gone(note: str) -> bool:
 
 
 def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
-    """Return the ids of runs that have ended or that the instance does not know."""
+    """Return the ids of runs that have ended or that the instance does not store."""
     if not run_ids:
         return set()
     runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))
@@ -98,7 +98,7 @@ def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[st
 def run_ended(instance: dg.DagsterInstance, run: str) -> bool:
     """Return True if another run has certainly ended.
 
-    False for a run that the command line started, because Dagster's instance does not know it.
+    False for a run that the command line started, because Dagster's instance does not store it.
     """
     stored = instance.get_run_by_id(run)
     if stored is None:

@@ -72,7 +72,6 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     """Return the asset of a stream: one partition for each of its shards.
 
     Args:
-        stream: the stream of the asset.
         deployment: the deployment whose table the definition describes. A run uses the deployment
             among its resources instead.
     """
@@ -174,7 +173,6 @@ def _consume_or_replay(
     shards: Sequence[ShardId],
     rounds: Iterable[Sequence[ShardId]],
 ) -> ShardRun | ReplayedPartitions:
-    """Consume or replay the partitions of each round, depending on the config."""
     if config.consumes:
         return _consume(context, config, spark, stream, deployment, rounds=rounds)
     span = ReplaySpan.parse(config.replay_from, config.replay_to, quarantined=config.quarantined)
@@ -196,7 +194,7 @@ def _consume(
     results = ShardRun(stream, deployment.store(), run_id)
     node_name = config.node or node_of_launcher(context.run)
     lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
-    placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=node_name)
+    placer = Placer(context.instance, stream.key, deployment, run=run_id, target=node_name)
     for shards in rounds:
         for portion in placer.portions(shards, stream.pace.shards_per_run):
             placement = placer.place(portion, wait_s=config.wait_s, log=context.log.info)
@@ -216,7 +214,7 @@ def _consume(
                         after_commit=CatchUpLines(
                             lines, partial(_unread, stream, deployment, node_shards)
                         ),
-                        tell=context.log.warning,
+                        warn=context.log.warning,
                         ended=lambda run: run_ended(context.instance, run),
                     )
                 results.add(reports, seconds=seconds)

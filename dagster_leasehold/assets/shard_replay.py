@@ -34,7 +34,7 @@ FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
-    """Return True if a run config asks for a replay instead of consumption."""
+    """Return True if a run config requests a replay instead of consumption."""
     bounded = config.get(FROM) is not None or config.get(TO) is not None
     return bounded or bool(config.get(QUARANTINED))
 
@@ -62,7 +62,7 @@ class ReplayedPartitions:
         """Return one message about the shards that were not replayed, or an empty text."""
         causes = self.refusals(shards)
         if len(shards) == 1:
-            return "".join(f"Shard {s} was not replayed: {why}" for s, why in causes.items())
+            return "".join(f"Shard {s} was not replayed: {error}" for s, error in causes.items())
         count = f"{len(causes)} of {len(shards)} shards of {self.stream.key} were not replayed."
         return f"{count} {causes_of(causes)}" if causes else ""
 
@@ -134,7 +134,7 @@ def replay_partitions(
             output_root=owned(deployment.store(), deployment.output_folder(stream.key)),
             run=run,
             ended=lambda other: run_ended(context.instance, other),
-            tell=context.log.warning,
+            warn=context.log.warning,
             progress=ProgressLines("Replaying", "batches", context.log.info, time.monotonic),
         )
     # One line for all shards: Dagster stores each line as an event.

@@ -55,8 +55,8 @@ SHOWN_CAUSES_MAX = 5
 class ShardRun:
     """The consumption reports of one run's shards, joined with its commits in the outbox.
 
-    The run reads its commits back from the outbox instead of counting them itself. So it reports
-    exactly what the outbox sensor would report if the run died now.
+    The run reads its commits back from the outbox instead of counting them. So it reports exactly
+    what the outbox sensor would report if the run died now.
     """
 
     def __init__(self, stream: ShardStream, store: LeaseStore, run_id: str) -> None:
@@ -108,7 +108,7 @@ class ShardRun:
         return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
-        """Return the metadata of a shard's materialization; counts, lags and rate are numbers."""
+        """Return the metadata of a shard's materialization, with its counts, lags and rate."""
         committed, report = self.committed(shard), self._reports.get(shard)
         zeros = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(zeros)
@@ -185,7 +185,7 @@ class ShardRun:
         return f"{count} {causes_of(failed)}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
-        """Return the reasons of the shards that were not consumed to their ends."""
+        """Return a reason for each shard that was not consumed to its end."""
         reports = (self._reports[shard] for shard in shards if shard in self._reports)
         return {
             report.shard: report.error or _EXPLANATIONS.get(report.stopped, report.stopped.value)
@@ -221,22 +221,21 @@ class ShardRun:
 
     @span("report")
     def deliver(
-        self, context: RunContext, begun: Iterable[ShardId] = (), interval_s: float = 0.0
+        self, context: RunContext, new_shards: Iterable[ShardId] = (), interval_s: float = 0.0
     ) -> int:
         """Report the new commits and changed checks, and flag the commits as delivered.
 
         Can be called repeatedly: each call reports the commits since the last one.
 
         Args:
-            context: the context of the run.
-            begun: shards whose consumption has just begun. All their checks are reported, because
-                another run can have reported other outcomes since this run's last report.
+            new_shards: shards whose consumption has just begun. All their checks are reported,
+                because another run can have reported other outcomes since this run's last report.
             interval_s: the time since the last report, for the rate of open shards, in seconds.
 
         Returns:
             The number of shards with new commits.
         """
-        for shard in begun:
+        for shard in new_shards:
             self._outcomes.pop(shard, None)
         delivered = self.undelivered()
         if delivered:
@@ -251,7 +250,7 @@ class ShardRun:
         for shard in delivered:
             metadata = self.metadata(shard) | open_shards.get(shard, {})
             report_materialization(context, self._stream, shard, metadata)
-        # A shard that is held at a gap commits nothing, but its check has to fail.
+        # A shard on hold at a gap commits nothing, but its check must fail.
         others = {
             shard
             for shard, report in self._reports.items()
@@ -294,7 +293,7 @@ _EXPLANATIONS = {
     StopReason.PAUSED: "its consumer group was paused.",
     StopReason.LEASE_LOST: "its lease was lost to another node, which continues it.",
     StopReason.UNTRUSTED: "the lease store did not confirm a heartbeat in time.",
-    StopReason.STOP_REQUESTED: "the run was asked to stop.",
+    StopReason.STOP_REQUESTED: "a stop of the run was requested.",
     StopReason.NOT_HELD: "its node no longer holds it.",
     StopReason.OPEN_BY_OTHER: "another run has it open.",
 }
@@ -302,20 +301,17 @@ _EXPLANATIONS = {
 
 @dataclass(slots=True)
 class ProgressReports:
-    """The reporting of a run's commits while it works.
+    """Reports a run's commits while it works.
 
     The first commit of a tenure is reported at once, so that Dagster shows when a shard starts, or
     resumes after a pause, a failure or a transfer. Later commits are reported together every
     `every_s`, or less often if a report takes long.
 
     Attributes:
-        done: the results of the run so far.
-        context: the context of the run.
-        clock: monotonic seconds.
         every_s: the interval of the reports, in seconds.
     """
 
-    done: ShardRun
+    results: ShardRun
     context: RunContext
     clock: Callable[[], float]
     every_s: float = REPORT_EVERY_S
@@ -330,11 +326,11 @@ class ProgressReports:
     def after_commit(self, commits: Sequence[BatchCommit]) -> None:
         """Report these commits now if one begins a tenure, otherwise when the interval ends."""
         epochs = {commit.tenure.shard: commit.tenure.epoch for commit in commits}
-        begun = [shard for shard, epoch in epochs.items() if self._epochs.get(shard) != epoch]
+        new_shards = [shard for shard, epoch in epochs.items() if self._epochs.get(shard) != epoch]
         self._epochs |= epochs
         self._pending |= bool(commits)
-        if begun:
-            self._deliver(begun)
+        if new_shards:
+            self._deliver(new_shards)
         else:
             self.between_batches()
 
@@ -343,9 +339,9 @@ class ProgressReports:
         if self._pending and self.clock() >= self._due_s:
             self._deliver(())
 
-    def _deliver(self, begun: Sequence[ShardId]) -> None:
+    def _deliver(self, new_shards: Sequence[ShardId]) -> None:
         now_s = self.clock()
-        self.done.deliver(self.context, begun, now_s - self._last_s)
+        self.results.deliver(self.context, new_shards, now_s - self._last_s)
         ended_s = self.clock()
         pause_s = max(self.every_s, REPORT_PAUSE * (ended_s - now_s))
         self._pending, self._last_s, self._due_s = False, now_s, ended_s + pause_s

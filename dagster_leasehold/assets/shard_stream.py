@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, Wit
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
-from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, TakenBy, declared
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, Validator, declared
 from dagster_leasehold.assets.decode_settings import Decode, Format, decode_settings
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.table_settings import TableSettings
@@ -114,7 +114,7 @@ class WatermarkOf(StrEnum):
 
 @declared
 class Checks(Declared):
-    """Limits that a stream's batches and shards have to meet.
+    """Limits that a stream's batches and shards must meet.
 
     Examples:
         >>> Checks(quarantined_max=100).lag_max
@@ -167,7 +167,7 @@ class Retention(Declared):
         return output_age(self.output_days)
 
 
-class NamedThings(Protocol):
+class NameResolver(Protocol):
     """The validation context that resolves the names in a YAML declaration to objects."""
 
     def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
@@ -187,28 +187,28 @@ class NamedThings(Protocol):
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
-    """Return a source; YAML names its kind, Python gives the object."""
+    """Return a source from its kind in YAML, or the given object in Python."""
     if not isinstance(value, str | Mapping):
         return value
-    names: NamedThings | None = info.context
+    names: NameResolver | None = info.context
     if names is None:
         raise ValueError("give the source itself; named_source creates one by name")
     return names.source(info.data.get("name", ""), value)
 
 
 def _function(value: Any, info: ValidationInfo) -> Any:
-    """Return a function; YAML names it as `module.function`, Python gives the object."""
-    names: NamedThings | None = info.context
+    """Return a function from its name `module.function` in YAML, or the given object in Python."""
+    names: NameResolver | None = info.context
     if names is not None and isinstance(value, str):
-        what = str(info.field_name).replace("_", " ")
-        return names.function(f"The {what} of {shown(info.data.get('name', ''))}", value)
+        subject = str(info.field_name).replace("_", " ")
+        return names.function(f"The {subject} of {shown(info.data.get('name', ''))}", value)
     if value is not None and not callable(value) and not isinstance(value, ArrowTransform):
         raise ValueError("give the function itself")
     return value
 
 
 NAMED_SOURCE = {"type": ["string", "object"], "minProperties": 1, "maxProperties": 1}
-FUNCTION = TakenBy(_function, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)+$"})
+FUNCTION = Validator(_function, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)+$"})
 
 
 def _limits(limits: Limits) -> Limits:
@@ -219,7 +219,7 @@ def _limits(limits: Limits) -> Limits:
 
 
 def _nodes(value: Any) -> Any:
-    """Parse the settings of nodes, unless they are not a mapping: pydantic refuses these."""
+    """Parse the settings of nodes; pydantic refuses a value that is not a mapping."""
     if not isinstance(value, Mapping):
         return value
     settings_by_node: dict[str, NodeSettings] = {}
@@ -250,11 +250,11 @@ class ShardStream(Declared):
         'visits/default'
     """
 
-    called: ClassVar[str] = "Stream"
+    kind: ClassVar[str] = "Stream"
 
     name: str
     """The name of the stream, and of its asset."""
-    source: Annotated[ShardSource, TakenBy(_source, NAMED_SOURCE)]
+    source: Annotated[ShardSource, Validator(_source, NAMED_SOURCE)]
     """The source of its shards and records: `local_log`, `kafka`, `kinesis`, `loghub`, or your
     own."""
     transform: Annotated[
@@ -297,13 +297,13 @@ class ShardStream(Declared):
     iceberg: TableSettings = TableSettings()
     """The published table."""
     checks: Checks = Checks()
-    """Limits that its batches and shards have to meet."""
+    """Limits that its batches and shards must meet."""
     retention: Retention = Retention()
     """How long its output stays, and when files are merged and removed."""
     key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()
     """The parts before the name in the keys of the stream's assets; a single part can be a
     string."""
-    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_visits"])] = None
+    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["specs.visits"])] = None
     """The function that changes the spec of each asset, except its key."""
     execute: Annotated[Execute | None, FUNCTION, Field(examples=["runs.timed"])] = None
     """The function that wraps each run: it receives Dagster's context and the function `work`, and

@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_leasehold.assets.checks import STORED_FOR, ShardCheck, joint_results
+from dagster_leasehold.assets.checks import STORE_AGAIN_AFTER, ShardCheck, joint_results
 from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.errors import TooManyFiles
 from dagster_leasehold.assets.partitions import asset_key, definition_name
@@ -25,7 +25,7 @@ FILES_MAX = 100_000
 """The most batches of the ledger, and files of the table, to compare: about 5 s of CPU time."""
 DIFFERENCES_SHOWN_MAX = 5
 PLANNED_MAX = 20
-"""The most check events to read; runs that have planned the check can be newer than an outcome."""
+"""The most check events to read: runs that only planned the check also store events."""
 COMPARED = "compared"
 """The metadata key of the time when table and ledger were compared."""
 
@@ -66,7 +66,7 @@ def build_table_check(stream: ShardStream) -> dg.AssetChecksDefinition:
 def _last_outcome(
     context: dg.AssetCheckExecutionContext, key: dg.AssetKey, now: datetime
 ) -> dg.AssetCheckEvaluation | None:
-    """Return the outcome for a run of partitions to repeat: the last one, if at most a day old.
+    """Return the last outcome, at most a day old, for a run of partitions to repeat.
 
     The sensor compares much more often, but stores an unchanged outcome only once a day.
     """
@@ -78,17 +78,12 @@ def _last_outcome(
         last = record.evaluation
         if isinstance(last, dg.AssetCheckEvaluation) and COMPARED in last.metadata:
             age_s = now.timestamp() - float(str(last.metadata[COMPARED].value))
-            return last if age_s < STORED_FOR.total_seconds() else None
+            return last if age_s < STORE_AGAIN_AFTER.total_seconds() else None
     return None
 
 
 def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
-    """Compare a stream's table with its ledger, and return the outcome.
-
-    Raises:
-        TableUnavailable: the catalog or the table's metadata cannot be read.
-        StoreError: the lease store does not answer.
-    """
+    """Compare a stream's table with its ledger, and return the outcome."""
     # Imported here because it loads PyIceberg, which a code location does not need to load.
     from dagster_leasehold.assets.output.table.group_table import comparison_of
 
@@ -100,7 +95,7 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
         outcome = replace(comparison, files_max=FILES_MAX).compare()
     except TooManyFiles as error:
         # It fails, because a passed check states that the table was compared.
-        sentence = f"{error} This check does not compare so many: run `leasehold verify`."
+        sentence = f"{error} This check does not compare that many: run `leasehold verify`."
         return ShardCheck(TABLE, False, sentence, {})
     count, examples = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
     failed = " ".join((f"Differences between table and ledger: {count}.", *examples))

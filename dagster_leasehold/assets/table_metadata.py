@@ -1,7 +1,7 @@
-"""Metadata of a stream's table under the names that Dagster knows, such as `dagster/table_name`.
+"""Metadata of a stream's table under Dagster's standard keys, such as `dagster/table_name`.
 
-The asset's definition has the name and location of the table. Events add the metadata that only the
-lease store has, because loading a code location does not open a database.
+The asset's definition has the name and location of the table. Events add the metadata from the
+lease store, because loading a code location does not open a database.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ RAW_COLUMNS: Columns = [
     {"name": "value", "type": "binary"},
     {"name": "attributes", "type": {"map": ["string", "string"]}},
 ]
-"""The columns of a table without a transform, written here because loading Arrow takes 0.3 s."""
+"""The columns of a table without a transform, repeated here because loading Arrow takes 0.3 s."""
 _DESCRIPTIONS = {
     "shard_id": "The shard that the record was read from.",
-    "cursor": "The position of the record in its shard; its form is that of the source.",
+    "cursor": "The position of the record in its shard, in the form of the source.",
     "event_time": "The time of the record in its source.",
     "key": "The key of the record, as bytes; null if it has none.",
     "value": "The content of the record, as bytes.",

@@ -88,11 +88,7 @@ THE_LEASE_DATABASE = CatalogSettings()
 
 
 def _check_partitioning(partitioning: Sequence[str]) -> None:
-    """Check that the ledger's row of a file determines the partition of the whole file.
-
-    Raises:
-        InvalidSetting: a field has another form, or occurs twice.
-    """
+    """Check that the ledger's row of a file determines the partition of the whole file."""
     for text in partitioning:
         if not PARTITION_FORM.fullmatch(text):
             raise InvalidSetting(
@@ -104,11 +100,7 @@ def _check_partitioning(partitioning: Sequence[str]) -> None:
 
 
 def _check_sort_order(order: Sequence[str]) -> None:
-    """Check that a sort order has columns, each with an optional `asc` or `desc`.
-
-    Raises:
-        InvalidSetting: it has another form.
-    """
+    """Check that a sort order has columns, each with an optional `asc` or `desc`."""
     for text in order:
         if not _SORT.fullmatch(text):
             raise InvalidSetting(

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from dagster_leasehold.assets.declared import declared
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.committed_output import Chosen, CommittedOutput
+from dagster_leasehold.assets.output.committed_output import CommittedOutput, ReadOptions
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -71,15 +71,19 @@ class DeployedStream(ShardStream):
             ) from error
 
     def dataset(
-        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **options: Unpack[Chosen]
+        self,
+        *,
+        span: EventSpan = ALWAYS,
+        time_column: str = TIME_COLUMN,
+        **options: Unpack[ReadOptions],
     ) -> ds.Dataset:
         """Return the committed records as an Arrow dataset.
 
         Args:
             span: only records with event times in this range.
             time_column: the column with the event times, if the transform renames it.
-            options: `shards`, `snapshot_id` and `wait`; see `Chosen`. Unless `wait` is False, the
-                dataset has all records that were committed before the call.
+            options: `shards`, `snapshot_id` and `wait`; see `ReadOptions`. Unless `wait` is False,
+                the dataset has all records that were committed before the call.
 
         Raises:
             UnknownGroup: the stream is not consumed yet.
@@ -87,7 +91,7 @@ class DeployedStream(ShardStream):
             OutputUnreadable: the table has no such time column, or no such snapshot.
         """
         with self._output() as output:
-            all_options: Chosen = {"wait": True, **options}
+            all_options: ReadOptions = {"wait": True, **options}
             return output.dataset(span=span, time_column=time_column, **all_options)
 
     def frame(
@@ -96,7 +100,7 @@ class DeployedStream(ShardStream):
         *,
         span: EventSpan = ALWAYS,
         time_column: str = TIME_COLUMN,
-        **options: Unpack[Chosen],
+        **options: Unpack[ReadOptions],
     ) -> DataFrame:
         """Return the committed records as a Spark DataFrame.
 
@@ -112,7 +116,7 @@ class DeployedStream(ShardStream):
             UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
         """
         with self._output() as output:
-            all_options: Chosen = {"wait": True, **options}
+            all_options: ReadOptions = {"wait": True, **options}
             return output.frame(spark, span=span, time_column=time_column, **all_options)
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from dagster_leasehold.assets.declared import TakenBy
+from dagster_leasehold.assets.declared import Validator
 
 COLUMNS = 92
 
@@ -109,7 +109,7 @@ def settings_in(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
 
 def part_of(field: FieldInfo) -> type[Any] | None:
     """Return the class of a field that groups settings; None for a single value."""
-    single = any(isinstance(each, TakenBy) for each in field.metadata)
+    single = any(isinstance(each, Validator) for each in field.metadata)
     class_: Any = field.annotation
     return class_ if isinstance(class_, type) and is_dataclass(class_) and not single else None
 

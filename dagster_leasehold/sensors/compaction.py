@@ -17,7 +17,12 @@ from dagster_leasehold.assets import partitions
 from dagster_leasehold.assets.compact_job import CompactConfig
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.rewriting.continued_compaction import old_until
-from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
+from dagster_leasehold.assets.rewriting.yielding import (
+    RUN_BUDGET_S,
+    behind,
+    compacting_nodes,
+    finished,
+)
 from dagster_leasehold.assets.run_process import noted_process, process_gone, run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -240,7 +245,7 @@ class CompactionRounds:
         if not free:
             return [], "No node of this deployment has a free slot for a compaction."
         ours, now_s = {node.name for node in nodes}, self.clock()
-        owners = {shard: node for shard, node in keepers(snapshot).items() if node in ours}
+        owners = {shard: node for shard, node in compacting_nodes(snapshot).items() if node in ours}
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
         # Including shards of busy nodes, which would otherwise count as changed once they are free.
         self._still.see(heads, now_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
-from dagster_leasehold.assets.checks import is_news
+from dagster_leasehold.assets.checks import should_store
 from dagster_leasehold.assets.progress_check import progress_outcome
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -92,7 +92,7 @@ class ObstacleReports:
         if outcome.description == self._reported and now_s < self._compare_s:
             return
         evaluation = outcome.evaluation(self.stream, None)
-        if is_news(instance, evaluation, utc_now()):
+        if should_store(instance, evaluation, utc_now()):
             instance.report_runless_asset_event(evaluation)
         self._reported, self._compare_s = outcome.description, now_s + COMPARE_EVERY_S
 

@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import dagster as dg
 
-from dagster_leasehold.assets.checks import is_news
+from dagster_leasehold.assets.checks import should_store
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.output.table.publish_rounds import PublishRounds
 from dagster_leasehold.assets.run_process import run_ended
@@ -95,7 +95,7 @@ class TableWatch:
             self._check_due_s = float("-inf")
             return []
         evaluation = check.evaluation(self.rounds.stream, None)
-        return [evaluation] if is_news(instance, evaluation, self.now()) else []
+        return [evaluation] if should_store(instance, evaluation, self.now()) else []
 
 
 def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:

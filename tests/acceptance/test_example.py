@@ -111,7 +111,7 @@ def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> N
             return any(all(word in str(tick.skip_reason) for word in words) for tick in ticks)
 
         # Lines went by turns: shard 0 has come to 13:10, shard 1 to 12:20 and a line that is none.
-        wait_for("shard 1 to hold", lambda: says("shard 1 has come to", "12:20"), CONSUMED_S)
+        wait_for("shard 1 to hold", lambda: says("shard 1 has reached", "12:20"), CONSUMED_S)
         assert hours(store) == {}, "no hour is asked for before every shard has passed it"
         asked_before = instance.get_runs_count()
 

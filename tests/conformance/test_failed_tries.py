@@ -38,7 +38,7 @@ def test_tenures_that_failed_at_a_range_are_counted(ready: World) -> None:
     first = ready.open(A, X, "run-1")
     assert (first.failures, first.suspicion) == (0, None)
     ready.intend(first.tenure, "0", "8")
-    ready.store.close_tenure(first.tenure, reason="it hangs", gave_up=True)
+    ready.store.close_tenure(first.tenure, reason="it hangs", attempt_failed=True)
     second = ready.open(A, X, "run-2")
     assert (second.failures, second.suspicion) == (1, Suspicion(failure="it hangs"))
     ready.intend(second.tenure, "0", "8")
@@ -57,12 +57,12 @@ def test_failures_unrelated_to_records_are_not_counted(ready: World) -> None:
 
 
 def test_a_shard_keeps_its_last_error_until_the_next_commit(ready: World) -> None:
-    for number, gave_up in enumerate((False, True)):
+    for number, attempt_failed in enumerate((False, True)):
         at = NOON + timedelta(minutes=number)
         error = f"The source is away ({number})."
         tenure = ready.open(A, X, f"run-{number}").tenure
         ready.intend(tenure, "0", "8")
-        ready.store.close_tenure(tenure, reason=error, gave_up=gave_up, failed_at=at)
+        ready.store.close_tenure(tenure, reason=error, attempt_failed=attempt_failed, failed_at=at)
         suspicion = ready.store.progress(ready.key, [A])[X].suspicion
         assert suspicion is not None
         assert (suspicion.error, suspicion.error_at) == (error, at)

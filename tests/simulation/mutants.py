@@ -47,7 +47,7 @@ class ReleasesWithoutToken(MemoryStore):
         tenure: Tenure,
         *,
         reason: str,
-        gave_up: bool = False,
+        attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> None:
         def work(rows: Rows) -> None:

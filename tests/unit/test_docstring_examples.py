@@ -16,7 +16,7 @@ from tests.environment import forget_settings
 from tests.unit.test_front_door import FRONT, NAMES
 
 ON_A_PAGE = {
-    "Chosen", "GroupMember", "HourlyAssetComponent", "Processor",
+    "ReadOptions", "GroupMember", "HourlyAssetComponent", "Processor",
     "ProcessorWorker", "PullClient", "ShardFeed", "ShardStreamComponent", "SourceFeed",
     *("BoundedFromCursors", "DivisibleRanges", "ProgressMirror", "ShardReader", "ShardSource"),
     *("SourceKind", "TimedRecords"),

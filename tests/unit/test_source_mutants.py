@@ -106,13 +106,13 @@ MUTANTS = [
         _leaves_while_the_store_is_away,
     ),
     Mutant(
-        "a due time counts from the commit instead of the look",
+        "a due time counts from the commit instead of the poll",
         Following,
-        "made",
-        "and self._at_head(open_, batch, seen, limits)\n"
+        "record_sweep",
+        "and self._at_head(open_, batch, poll, limits)\n"
         "        ):\n"
-        "            self._due.see_read(shard, seen.looked_s)",
-        "and self._at_head(open_, batch, seen, limits)\n"
+        "            self._due.see_read(shard, poll.at_s)",
+        "and self._at_head(open_, batch, poll, limits)\n"
         "        ):\n"
         "            self._due.see_read(shard, self._clock())",
         _commits_late,

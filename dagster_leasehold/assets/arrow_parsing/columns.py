@@ -17,7 +17,7 @@ import pyarrow.compute
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.readable_values import unreadable
 
-# A type checker cannot see its functions, which are made when it is imported.
+# A type checker cannot see its functions, which are created at import.
 _pc: Any = pyarrow.compute
 
 PIECE_RECORDS = 8192
@@ -32,7 +32,7 @@ class Column:
 
     Attributes:
         values: the field of each record, in order.
-        bad: true for each record whose value does not fit the field; None if all values fit.
+        bad: the mask of records whose value does not fit the field; None if all values fit.
     """
 
     values: pa.Array
@@ -44,7 +44,7 @@ class ValueFormat(Protocol):
 
     Attributes:
         fields: the fields of a record.
-        complaint: the end of the sentence that a quarantined record has as its error.
+        complaint: the end of the error message of a quarantined record.
     """
 
     fields: pa.Schema

@@ -2,7 +2,7 @@
 
 A field in double quotes can contain separators and line ends, and two quotes in it stand for one.
 In other fields a quote is an ordinary character. An empty field is null. A record can end with a
-line end. `texts` defines the values of the fields.
+line break. `texts` defines the values of the fields.
 
 Arrow parses a piece of a column if all its lines conform; otherwise Python's reader does.
 """
@@ -27,7 +27,7 @@ from dagster_leasehold.assets.errors import TransformError
 _csv: Any = pyarrow.csv
 _pc: Any = pyarrow.compute
 
-# By default the reader refuses fields above 128 KiB; records have a limit of their own.
+# By default the reader refuses fields above 128 KiB; the size of records is limited elsewhere.
 csv.field_size_limit(sys.maxsize)
 _BYTE_ORDER_MARK = "\ufeff".encode()
 _SPECIAL = re.compile('["\r\n]')
@@ -77,9 +77,9 @@ class CsvFormat:
         ]
 
     def _read_by_arrow(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the texts of each field; None if Arrow's reader could misread a line."""
+        """Return each field as a column of texts; None if Arrow's reader could misread a line."""
         data = b"\n".join(value or b"" for value in values)
-        # Arrow needs a separator of one byte, takes an empty line for one field, and drops a byte
+        # Arrow needs a separator of one byte, reads an empty line as one field, and drops a byte
         # order mark.
         marked = data.startswith(_BYTE_ORDER_MARK)
         if len(self.fields) < 2 or not self._separator.isascii() or marked:
@@ -113,7 +113,7 @@ class CsvFormat:
         return [column.combine_chunks() for column in table.columns]
 
     def _quoted(self, line: str) -> list[str]:
-        """Return the fields of a line with quotes or line ends; none if they are misplaced."""
+        """Return the fields of a line with quotes or line breaks; empty if they are misplaced."""
         try:
             return next(csv.reader((line,), delimiter=self._separator, strict=True), [])
         except csv.Error:

@@ -1,8 +1,8 @@
-"""JSON objects, which msgspec decodes by the types of the fields: a format of `parsing`.
+"""The JSON format of `parsing`: msgspec decodes objects by the types of the fields.
 
 An absent field is null, and fields that are not in the schema are ignored. If a name occurs twice,
 the last value counts. Dates and times are strings (see `texts`), and bytes are in base 64. A
-decimal is a number, or a string that contains one. A string field also takes any other value, as
+decimal is a number, or a string that contains one. A string field also accepts any other value, as
 its JSON text.
 """
 
@@ -67,7 +67,7 @@ class JsonFormat:
         return exact_column(values, kind)
 
     def _decode_with_texts(self, value: bytes) -> Any | None:
-        """Decode an object, with the JSON text of other values in string fields; None if bad."""
+        """Decode an object, with other values in string fields as JSON text; None if bad."""
         try:
             row = self._raw_decoder.decode(value)
             for index, field in enumerate(self.fields):
@@ -101,7 +101,7 @@ def _converted(value: Any, kind: pa.DataType, convert: Callable[[Any, pa.DataTyp
 
 
 def _as_text(value: Any, _: pa.DataType) -> Any:
-    """Return a raw string or null decoded, and any other raw value as its JSON text."""
+    """Decode a raw string or null, and return any other raw value as its JSON text."""
     if not isinstance(value, msgspec.Raw):
         return value
     json_text = bytes(value)
@@ -151,7 +151,7 @@ def _type(kind: pa.DataType, text: type[Any]) -> Any:
         return list[_type(kind.value_type, text)] | None
     if pa.types.is_map(kind):
         return dict[str, _type(kind.item_type, text)] | None
-    return Optional[_plain_type(kind)]  # noqa: UP045 (a type with bounds takes no bar)
+    return Optional[_plain_type(kind)]  # noqa: UP045 (`|` fails for a type with bounds)
 
 
 def _plain_type(kind: pa.DataType) -> Any:

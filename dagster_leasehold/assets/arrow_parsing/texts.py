@@ -1,15 +1,15 @@
-"""Conversion of text to values: for the fields of CSV, and for dates and times in JSON.
+"""Converts text to values: the fields of CSV, and dates and times in JSON.
 
 The same rules apply to all records:
 
 | type | text |
 |---|---|
-| BOOLEAN | `true` or `false`, in letters of any case |
-| integers | digits, perhaps with a sign, in the range of the type |
-| FLOAT, DOUBLE | a number, perhaps with an exponent, in the range of the type; `NaN` or `Inf` |
-| DECIMAL | a decimal number that the type holds without rounding |
+| BOOLEAN | `true` or `false`, in upper or lower case |
+| integers | digits with an optional sign, in the range of the type |
+| FLOAT, DOUBLE | a number with an optional exponent, in the range of the type; `NaN` or `Inf` |
+| DECIMAL | a decimal number that fits the type without rounding |
 | DATE | `2026-01-31` |
-| TIMESTAMP | RFC 3339: `2026-01-31T08:00:00.5+01:00`; UTC where it names no zone |
+| TIMESTAMP | RFC 3339: `2026-01-31T08:00:00.5+01:00`; UTC by default |
 | TIMESTAMP_NTZ | the same without a zone |
 
 A time with more than six fractional digits is rounded to microseconds.
@@ -36,7 +36,7 @@ _pc: Any = pyarrow.compute
 _DIGITS = r"[0-9]+"
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 SINGLE_MAX = 3.4028234663852886e38
-# A longer text counts as no number.
+# A longer text is not parsed as a number.
 _NUMBER_LETTERS_MAX = 1_000
 
 
@@ -45,8 +45,8 @@ class TextForm:
     """The text form of a type.
 
     Attributes:
-        plain: the texts that Arrow converts like `value` does, as a regular expression without
-            anchors.
+        plain: the texts that Arrow converts exactly as `value` does, as a regular expression
+            without anchors.
         value: converts any valid text; raises ValueError or ArithmeticError for other texts.
     """
 
@@ -55,7 +55,7 @@ class TextForm:
 
 
 def form_of(kind: pa.DataType) -> TextForm | None:
-    """Return the text form of a type; None for a type that has none, such as an array."""
+    """Return the text form of a type; None for an array or another type without one."""
     if pa.types.is_integer(kind):
         return TextForm(f"-?{_DIGITS}", lambda text: _in_range(_integer(text), kind.bit_width))
     if pa.types.is_decimal(kind):

@@ -1,4 +1,4 @@
-"""Planning of the next batch of each open shard; the batch loop calls it before each sweep."""
+"""Plans the next batch of each open shard; the batch loop calls it before each sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.isolation import Isolation, NextRange
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
-from dagster_leasehold.assets.consuming.sweep import Try
+from dagster_leasehold.assets.consuming.sweep import Retry
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, LeaseLost
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -26,8 +26,8 @@ class PlannedBatch:
         last: True if the shard is read-only and ends with this batch.
         size: the length of the range in the source's unit during a search for a bad record;
             otherwise 0.
-        set_aside: the reason why its records go to quarantine without the transform; empty if
-            they do not.
+        set_aside: the reason why its records go to quarantine without the transform; otherwise
+            empty.
         unread: True if they go to quarantine without their bytes.
     """
 
@@ -44,13 +44,13 @@ class PlannedBatch:
         return range(self.open_.sequence, self.open_.sequence + 1)
 
     @property
-    def to_try(self) -> Try:
-        """The same batch for `Apart`."""
-        return Try(self.range_, self.numbers, self.size > 1, self.set_aside, self.unread)
+    def retry(self) -> Retry:
+        """The same batch for `SeparateJobs`."""
+        return Retry(self.range_, self.numbers, self.size > 1, self.set_aside, self.unread)
 
     @property
-    def apart(self) -> bool:
-        """True if it gets a Spark job of its own, because an earlier try failed."""
+    def separate(self) -> bool:
+        """True if it gets a separate Spark job, because an earlier attempt failed."""
         return self.open_.failures > 0 or self.open_.isolating
 
 
@@ -59,13 +59,7 @@ class BatchPlanning:
     """Plans the batches of one run's shards.
 
     Attributes:
-        stream: the stream's declaration, for its source.
-        store: the lease store, which finishes a shard without further records.
-        shards: the run's open shards.
-        gaps: settles gaps of removed records.
-        sizes: the sizes of the next batches.
-        isolation: plans the next range after a failed try.
-        stays: True if the run follows its shards: a shard without unread records stays open.
+        follows: True if the run follows its shards, so a shard without unread records stays open.
     """
 
     stream: ShardStream
@@ -74,7 +68,7 @@ class BatchPlanning:
     gaps: GapHandling
     sizes: BatchSizes
     isolation: Isolation
-    stays: bool = False
+    follows: bool = False
 
     @span("plan")
     def plan(self) -> list[PlannedBatch]:
@@ -88,7 +82,7 @@ class BatchPlanning:
         return [each for each in plans if isinstance(each, PlannedBatch)]
 
     def _plan(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
-        """Return a shard's next batch, the shard itself if it has to be released, or None."""
+        """Return a shard's next batch, the shard itself if it must be released, or None."""
         while True:
             try:
                 return self._plan_from_cursor(open_)
@@ -98,15 +92,15 @@ class BatchPlanning:
     def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
         """Continue after removed records, if the group's gap policy allows it."""
         open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
-        # The ledger keeps an intended range under its number, marked as abandoned.
+        # The ledger keeps the range of the intent under its number, marked as abandoned.
         open_.sequence += open_.numbered
         open_.intent, open_.numbered = None, False
         open_.failures, open_.suspicion = 0, None
-        open_.intended = open_.gave_up = False
+        open_.intended = open_.attempt_failed = False
         open_.report = replace(open_.report, end=open_.cursor)
 
     def pass_gap_of_batch(self, open_: OpenShard, error: CursorExpired) -> None:
-        """Continue after a batch whose records retention removed before they were read."""
+        """Continue after a batch whose records expired before they were read."""
         try:
             self._pass_gap(open_, error)
         except LeaseLost as lost:
@@ -124,7 +118,7 @@ class BatchPlanning:
     def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
         shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
-            # Raises CursorExpired if retention removed the records before this run took over.
+            # Raises CursorExpired if the records expired before this run took over.
             source.plan(shard, open_.intent.start, limits)
             # Range and number stay the same, so that a sink recognizes a repeated batch, unless
             # `rules.isolation` divides the range.
@@ -137,7 +131,7 @@ class BatchPlanning:
             range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)
             return PlannedBatch(open_, range_, plan.last)
         if not plan.last:
-            return None if self.stays else open_
+            return None if self.follows else open_
         if isinstance(self.store.finish_empty(open_.tenure, open_.cursor), Changed):
             self.shards.end(open_, StopReason.FINISHED)
         else:

@@ -1,6 +1,6 @@
 """Batch sizes: as large as the measured speed allows within a batch's target time.
 
-A node can release a shard only between two batches, so a batch should take only a few seconds. The
+A node can release a shard only between batches, so a batch should take only a few seconds. The
 first batch is small. The batch loop records the time of each sweep here.
 """
 
@@ -19,7 +19,7 @@ CHANGE_MAX = 4.0
 FILLED = 0.5
 """A batch that fills this fraction of its limits indicates more unread records."""
 START_MAX_S = 60.0
-"""The allowance for Spark's start: a first sweep within it does not shrink batches."""
+"""The allowance for the start of Spark: a first sweep within it does not shrink batches."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class BatchSizes:
         """The estimated time of the next sweep, in seconds; 0 before the first."""
         return self._expected_s
 
-    def made(self, batches: Sequence[tuple[int, int]], *, took_s: float) -> None:
+    def record_sweep(self, batches: Sequence[tuple[int, int]], *, took_s: float) -> None:
         """Record a sweep, and adapt the limits of the next batches.
 
         Args:
@@ -60,14 +60,14 @@ class BatchSizes:
         fill = self._fill(batches)
         target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
         previous, scale = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
-        behind = fill >= FILLED
+        is_behind = fill >= FILLED
         starting = not self._started and took_s <= target_s + START_MAX_S
         self._started = True
-        if (behind and scale > previous) or (took_s > target_s and not starting):
+        if (is_behind and scale > previous) or (took_s > target_s and not starting):
             self._scale = min(max(scale, previous / CHANGE_MAX), previous * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
         # At the stream's limits, batches grow less than the scale.
-        grown = fill / self._fill(batches) if behind else 1.0
+        grown = fill / self._fill(batches) if is_behind else 1.0
         self._expected_s = took_s * max(1.0, grown)
 
     def _fill(self, batches: Sequence[tuple[int, int]]) -> float:

@@ -1,7 +1,7 @@
-"""Bootstrap cursors: pinned shards begin at the cursors that their node's settings name.
+"""Bootstrap cursors: pinned shards begin at the cursors in their node's settings.
 
-`opening` applies them. A cursor takes effect once: the shard's row stores the last applied one, so
-a later run or a restarted code server with the same settings continues from the checkpoint.
+`opening` applies them. A cursor takes effect once: the shard's row stores the last applied cursor,
+so a later run or a restarted code server with the same settings continues from the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.source import ShardSource
 
 
 def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
-    """Return the bootstrap cursor of each shard that a node pins with one."""
+    """Return the cursor of each shard that a node pins with a bootstrap cursor."""
     if pulse.group.assignment is not AssignmentMode.PINNED:
         return {}
     row = next((row for row in pulse.nodes if row.name == node), None)
@@ -29,26 +29,20 @@ def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
 
 @dataclass(slots=True)
 class Bootstrapping:
-    """Applies the bootstrap cursors of one node's pinned shards, for one run.
-
-    Attributes:
-        store: the lease store, which holds the checkpoints.
-        source: the source, which validates cursors.
-        cursors: the bootstrap cursors that the node's settings name.
-    """
+    """Applies the bootstrap cursors of one node's pinned shards, for one run."""
 
     store: LeaseStore
     source: ShardSource
     cursors: Mapping[ShardId, str] = field(default_factory=dict[ShardId, str])
     _applied: dict[ShardId, str | None] | None = None
-    _begun: dict[ShardId, Bootstrap] = field(default_factory=dict[ShardId, Bootstrap])
+    _starts: dict[ShardId, Bootstrap] = field(default_factory=dict[ShardId, Bootstrap])
 
     def apply(self, key: GroupKey, shard: ShardId, node: NodeName, run: str) -> None:
         """Set the shard's checkpoint to its bootstrap cursor, unless it was applied before.
 
         Raises:
-            CursorInvalid: the text is not a cursor of the shard; nothing changed.
-            CheckpointRefused: the cursor is inside a committed batch; nothing changed.
+            CursorInvalid: the text is not a cursor of the shard. Nothing was changed.
+            CheckpointRefused: the cursor is inside a committed batch. Nothing was changed.
         """
         cursor = self.cursors.get(shard)
         if cursor is None:
@@ -60,19 +54,16 @@ class Bootstrapping:
             # An invalid cursor raises here, before anything changes.
             begin = Bootstrap(cursor, clamped(self.source, shard, cursor))
             self.store.bootstrap(key, shard, node, cursor, run=run, start=begin.start)
-            self._begun[shard] = begin
+            self._starts[shard] = begin
 
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
         """Return the cursor where an open shard continues; record a gap at its bootstrap cursor.
 
-        The gap is recorded whenever the checkpoint still equals the bootstrap cursor, since an
+        The gap is recorded whenever the checkpoint still equals the bootstrap cursor, because an
         earlier run can have died between `apply` and this call.
-
-        Raises:
-            LeaseLost: the tenure is over.
         """
         cursor = self.cursors.get(tenure.shard)
-        begin = self._begun.pop(tenure.shard, None)
+        begin = self._starts.pop(tenure.shard, None)
         if begin is None and cursor is not None and cursor == check_point:
             begin = Bootstrap(cursor, clamped(self.source, tenure.shard, cursor))
         if begin is None or check_point != begin.start:

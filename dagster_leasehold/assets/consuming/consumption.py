@@ -1,15 +1,15 @@
 """The batch loop: one node consumes a set of shards until it has caught up or must stop.
 
 `node_consumption` runs it in a Dagster run, and the simulation in its consumer. Each shard follows
-the state machine of `lease_store.rules.consumer_lifecycle`. The loop stops a shard only between two
+the state machine of `lease_store.rules.consumer_lifecycle`. The loop stops a shard only between
 batches, so it always releases the shard at a checkpoint. A run whose lease has expired cannot
 commit:
 
 1. This run reads a batch, and its machine pauses it for longer than the lease.
 2. The lease expires, and another run opens a new tenure with a higher epoch.
-3. This run wakes, finds that its heartbeat is no longer trusted, and commits nothing.
-4. If it wakes between that check and the commit, the store refuses its old tenure. Its files are in
-   an attempt folder of their own, and no commit lists them.
+3. This run resumes, finds that its leases are no longer trusted, and commits nothing.
+4. If it is paused between that check and the commit, the store refuses its old tenure. Its files
+   are in a separate attempt folder, and no commit lists them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from dagster_leasehold.assets.consuming.following import Follow, Following
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.isolation import (
     Isolation,
-    leaves_run_able,
-    may_be_of_records,
+    can_come_from_records,
+    run_can_continue,
 )
 from dagster_leasehold.assets.consuming.log_identity import LogOfGroup
 from dagster_leasehold.assets.consuming.open_shards import OpenShards
 from dagster_leasehold.assets.consuming.opening import Opening
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.consuming.sweep import (
-    Apart,
     OneByOne,
+    SeparateJobs,
     Sweeper,
     SweepOutcome,
     SweepResult,
@@ -67,8 +67,8 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import span
 
 _LOG = logging.getLogger(__name__)
-TURN_S = 300.0
-"""The budget of a run that follows, in seconds, once other shards wait for its slot."""
+SHARED_SLOT_BUDGET_S = 300.0
+"""The budget of a run that follows its shards once other shards wait for its slot, in seconds."""
 UNANSWERED = (
     "The lease store did not answer when this run opened or released a shard, so the shard can "
     "still be open to this run. The run ended, and the next one continues at the checkpoints."
@@ -76,7 +76,7 @@ UNANSWERED = (
 
 
 class Trust(Protocol):
-    """A heartbeat that says if its node's leases are still valid."""
+    """The trust window of a node's leases."""
 
     @property
     def trusted(self) -> bool:
@@ -88,25 +88,18 @@ class Consumer:
     """Consumes shards of a stream for one node, in one run.
 
     Args:
-        stream: the stream's declaration: source, limits, quarantine limit.
-        store: the lease store, with leases, checkpoints and the ledger.
-        node: the node that holds the shards.
-        run: the unique id of this run.
-        sweeper: reads, transforms and writes batches.
-        apart: makes batches whose earlier try failed, in jobs of their own; by default one after
-            another.
-        heartbeat: says if the node's leases are still valid.
-        clock: a monotonic clock, in seconds.
-        budget_s: the seconds after which a run that does not follow its shards ends; it makes at
-            least one batch. By default the stream's.
-        stop_requested: called between batches; the run ends at its checkpoints if it returns True.
+        separate_jobs: runs separate jobs for batches whose earlier attempt failed; by default, one
+            after another.
+        budget_s: the time after which a run that does not follow its shards ends, in seconds; it
+            completes at least one batch. The default is the stream's `run_budget_s`.
+        stop_requested: called between batches; if it returns True, the run ends at its checkpoints.
         after_commit: called with the committed batches right after each commit.
         between_batches: called between batches, about once a second while the run waits.
         replaces: for a shard that an ended run left open, the id of that run.
-        bootstrap: the bootstrap cursor of each shard that the node pins with one.
+        bootstrap: the cursor of each shard that the node pins with a bootstrap cursor.
         follow: how to wait for more records; None to end once the run has caught up.
         now: the wall clock, for the times of failures and the age of unread records.
-        unfinished_by: called with each run that left an intended batch uncommitted.
+        unfinished_by: called with the id of each run that left an intent uncommitted.
     """
 
     def __init__(
@@ -117,7 +110,7 @@ class Consumer:
         node: NodeName,
         run: str,
         sweeper: Sweeper,
-        apart: Apart | None = None,
+        separate_jobs: SeparateJobs | None = None,
         heartbeat: Trust,
         clock: Callable[[], float],
         budget_s: float | None = None,
@@ -134,8 +127,8 @@ class Consumer:
         self._store = store
         self._node = node
         self._sweeper = sweeper
-        self._apart = apart or OneByOne(sweeper)
-        self._under_way: dict[ShardId, PlannedBatch] = {}
+        self._separate_jobs = separate_jobs or OneByOne(sweeper)
+        self._in_flight: dict[ShardId, PlannedBatch] = {}
         self._heartbeat = heartbeat
         self._clock = clock
         self._now = now
@@ -166,7 +159,7 @@ class Consumer:
             gaps,
             self._sizes,
             Isolation(stream, store),
-            stays=follow is not None,
+            follows=follow is not None,
         )
         self._follow = follow
         self._following = follow and Following(follow, stream.source, self._open, clock)
@@ -195,24 +188,24 @@ class Consumer:
         except LeaseholdError as error:
             self._open.stop_all(StopReason.FAILED, str(error))
         except BaseException:
-            # A run that hangs is terminated, so each intended batch counts as a failed try.
+            # A run that hangs is terminated, so each intent counts as a failed attempt.
             for open_ in self._open.all():
-                open_.gave_up = open_.intended
+                open_.attempt_failed = open_.intended
             raise
         finally:
             failpoints.reach("before_close")
-            self._apart.interrupt()
+            self._separate_jobs.interrupt()
             self._open.stop_all(StopReason.INTERRUPTED)
         failpoints.reach("after_close")
         return with_lag_after(self._stream.source, self._open.reports, self._now())
 
     def _step(self, began_s: float) -> None:
-        """Make the batches that are due, or wait a moment."""
+        """Process the batches that are due, or wait until the next poll."""
         following = self._following
         due = following is None or following.batch_due()
         if due or following is None or following.answer_due():
             self._update_shards(began_s, due=due)
-        if (due or self._under_way) and self._open:
+        if (due or self._in_flight) and self._open:
             self._sweep(due=due)
         if not due and following is not None and self._open:
             following.wait()
@@ -221,34 +214,34 @@ class Consumer:
             self._follow.show(following.progress(self._open.reports_so_far()))
 
     def _update_shards(self, began_s: float, *, due: bool) -> None:
-        """Release and open shards between two batches, by leases, requests and the budget.
+        """Release and open shards between batches, according to leases, requests and the budget.
 
-        A run that follows its shards ignores its budget until the launcher asks it to end: while
+        A run that follows its shards ignores its budget until the launcher requests its end: while
         Dagster's daemon is down, no other run would replace it.
         """
         requests = RunRequests() if self._follow is None else self._follow.requests()
         budget_s = self._budget_s if self._follow is None else math.inf
-        deadline = began_s + (TURN_S if requests.finish else budget_s)
+        deadline = began_s + (SHARED_SLOT_BUDGET_S if requests.finish else budget_s)
         idle = requests.finish or (self._following is not None and self._following.idle)
-        # Wait for the batches that run as separate Spark jobs: only this run notices if one hangs.
-        at_rest = not self._under_way
-        # Each run makes at least one batch, even if Spark's start takes longer than the budget.
-        begun = self._sweeps or not due
+        # Wait for the batches in separate Spark jobs: only this run detects a job that hangs.
+        at_rest = not self._in_flight
+        # Each run processes a batch, even if the start of Spark takes longer than the budget.
+        has_swept = self._sweeps or not due
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._lease_expired())
         elif self._follow is not None and self._open.unanswered:
-            # The store can still have a tenure open, until this run ends. A run that does not
-            # follow ends soon anyway.
+            # The store can still have a tenure open until this run ends. A run that does not follow
+            # its shards ends soon anyway.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
-        elif self._stop_requested() or (requests.stop and begun):
+        elif self._stop_requested() or (requests.stop and has_swept):
             self._open.stop_all(StopReason.STOP_REQUESTED)
-        elif begun and at_rest and self._clock() >= deadline:
+        elif has_swept and at_rest and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
         elif idle and not due and at_rest and not requests.take:
             self._open.stop_all(StopReason.CAUGHT_UP)
         if not self._open:
             return
-        for shard in requests.let_go:
+        for shard in requests.release:
             if shard in self._open:
                 self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
         self._opening.open(requests.take)
@@ -259,23 +252,23 @@ class Consumer:
 
     @span("sweep")
     def _sweep(self, *, due: bool) -> None:
-        """Make and commit the next batches, and adapt the batch size to the time taken."""
+        """Process and commit the next batches, and adapt the batch size to the time taken."""
         started_s, limits = self._clock(), self._sizes.limits
         planned = self._planning.plan() if due else []
         commits = self._make_batches(planned) if planned else []
-        planned = [batch for batch in planned if not batch.open_.under_way]
-        finished, late_commits = self._commit_finished_apart()
+        planned = [batch for batch in planned if not batch.open_.in_flight]
+        finished, late_commits = self._commit_finished_jobs()
         planned, commits = [*planned, *finished], [*commits, *late_commits]
         took_s = self._clock() - started_s
         self._sweeps += bool(planned)
         if self._following is not None and (due or planned):
             shards = {commit.tenure.shard for commit in commits}
-            self._following.made(planned, shards, limits, took_s=took_s, all_due=due)
+            self._following.record_sweep(planned, shards, limits, took_s=took_s, all_due=due)
         if commits:
             statistics = [commit.statistics for commit in commits if not commit.suspicion]
             sizes = [(each.records or 0, each.bytes or 0) for each in statistics]
             if sizes:
-                self._sizes.made(sizes, took_s=took_s)
+                self._sizes.record_sweep(sizes, took_s=took_s)
             self._open.announce(self._sizes.expected_s)
 
     def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
@@ -284,28 +277,28 @@ class Consumer:
         if not current:
             return []
         failpoints.reach("after_intent")
-        apart = {batch.range_.shard: batch for batch in current if batch.apart}
-        self._under_way |= apart
-        for batch in apart.values():
-            batch.open_.under_way = True
-        # Each runs in a job of its own, so that a hanging one does not stop the other shards.
-        self._apart.start([batch.to_try for batch in apart.values()])
+        separate = {batch.range_.shard: batch for batch in current if batch.separate}
+        self._in_flight |= separate
+        for batch in separate.values():
+            batch.open_.in_flight = True
+        # Each runs in a separate job, so that a job that hangs does not stop the other shards.
+        self._separate_jobs.start([batch.retry for batch in separate.values()])
         commits: list[BatchCommit] = []
-        if together := [batch for batch in current if not batch.apart]:
-            commits += self._commit_results(together, self._run_sweep(together))
+        if shared := [batch for batch in current if not batch.separate]:
+            commits += self._commit_results(shared, self._run_sweep(shared))
         return commits
 
-    def _commit_finished_apart(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
-        """Commit the batches whose own jobs have ended; wait for one if the run is idle."""
+    def _commit_finished_jobs(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
+        """Commit batches whose separate jobs have ended; wait for one if the run is idle."""
         finished: list[PlannedBatch] = []
         commits: list[BatchCommit] = []
-        if not self._under_way:
+        if not self._in_flight:
             return finished, commits
         idle = self._following is None and not self._open.at_rest()
-        for attempt, result in self._apart.done(wait_s=None if idle else 0.0):
+        for attempt, result in self._separate_jobs.done(wait_s=None if idle else 0.0):
             shard = attempt.range_.shard
-            batch = self._under_way.pop(shard)
-            batch.open_.under_way = False
+            batch = self._in_flight.pop(shard)
+            batch.open_.in_flight = False
             if shard in self._open and self._open[shard] is batch.open_:
                 finished.append(batch)
                 commits += self._commit_results([batch], {shard: result})
@@ -318,13 +311,12 @@ class Consumer:
                 return self._sweeper([batch.range_ for batch in planned], numbers)
             except LeaseholdError as error:
                 for batch in planned:
-                    batch.open_.gave_up = may_be_of_records(error)
+                    batch.open_.attempt_failed = can_come_from_records(error)
                 raise
 
     def _commit_results(
         self, planned: Sequence[PlannedBatch], results: Mapping[ShardId, SweepResult]
     ) -> Sequence[BatchCommit]:
-        """Commit the batches that succeeded, and handle the failures."""
         failpoints.reach("after_write")
         outcomes = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
         commits = [commit for commit in outcomes if commit is not None]
@@ -394,11 +386,11 @@ class Consumer:
         )
 
     def _handle_failure(self, batch: PlannedBatch, error: LeaseholdError) -> None:
-        """Stop consuming the shard, or continue to search its batch for the bad record."""
+        """Release the shard, or continue to search its batch for the bad record."""
         open_, range_ = batch.open_, batch.range_
         suspicion = open_.suspicion
-        if suspicion is None or not open_.isolating or not leaves_run_able(error):
-            open_.gave_up = may_be_of_records(error)
+        if suspicion is None or not open_.isolating or not run_can_continue(error):
+            open_.attempt_failed = can_come_from_records(error)
             self._open.stop(open_, StopReason.FAILED, str(error))
             return
         open_.failures += 1
@@ -415,18 +407,18 @@ class Consumer:
         with span("commit", shards=len(commits), records=records):
             outcomes = self._store.commit(commits)
         failpoints.reach("after_commit")
-        done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
+        successes = [each for each in commits if isinstance(outcomes[each.tenure.shard], Changed)]
         for commit in commits:
             open_ = self._open[commit.tenure.shard]
-            if commit not in done:
+            if commit not in successes:
                 self._open.lose(open_)
                 continue
-            open_.passed(commit)
+            open_.advance(commit)
             if commit.finished:
                 self._open.end(open_, StopReason.FINISHED)
-        if done and self._after_commit is not None:
-            self._after_commit(done)
-        return done
+        if successes and self._after_commit is not None:
+            self._after_commit(successes)
+        return successes
 
     def _lease_expired(self) -> str:
         return (
@@ -436,7 +428,7 @@ class Consumer:
 
 
 def _watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:
-    """Return the largest event time of a batch; None, which keeps the watermark, if it has none."""
+    """Return the largest event time of a batch, or None to keep the watermark."""
     if stream.watermark_of is WatermarkOf.SOURCE:
         return outcome.statistics.last_event_time
     times = [file.last_event_time for file in outcome.files if not file.quarantine]

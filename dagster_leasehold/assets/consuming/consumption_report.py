@@ -1,6 +1,6 @@
-"""The report of a run: for each shard, the results and the reason why the run stopped.
+"""The report of a run on each shard: the results, and the reason why the run stopped.
 
-The batch loop makes it, and assets and jobs show it in Dagster.
+The batch loop creates it, and assets and jobs show it in Dagster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StopReason(StrEnum):
-    """Why a run stopped consuming a shard."""
+    """The reason why a run stopped consuming a shard."""
 
     CAUGHT_UP = "caught_up"
     FINISHED = "finished"
@@ -48,18 +48,15 @@ class ConsumptionReport:
     """The results of a run for one shard.
 
     Attributes:
-        stopped: the reason why the run stopped.
         records: records read and committed; None if a transform stopped reading early.
         bytes: the bytes of their keys and values; None if `records` is None.
-        batches: batches committed.
         start: the cursor where the run began; None if it did not begin.
         end: the cursor up to which it committed.
-        lag_before: unread records when it began; None if the source does not know.
-        lag_after: unread records when it stopped; None if the source does not know.
-        lag_seconds: the age of the oldest unread record; None if the source does not know.
+        lag_before: unread records when it began; None if unknown.
+        lag_after: unread records when it stopped; None if unknown.
+        lag_seconds: the age of the oldest unread record; None if unknown.
         quarantined: committed records that could not be parsed.
         written: records in committed output.
-        error: the error as one sentence; empty on success.
         open_by: the run that has the shard open, if `stopped` is `open_by_other`.
     """
 
@@ -102,7 +99,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def with_lag_after(
     source: ShardSource, reports: Mapping[ShardId, ConsumptionReport], now: datetime
 ) -> dict[ShardId, ConsumptionReport]:
-    """Return the reports with the lag at each shard's end cursor, if the source knows it."""
+    """Return the reports with the lag at each shard's end cursor, if the source measures it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
     lags = lags_behind(source, ends, now)
     return {
@@ -117,7 +114,7 @@ def lags_behind(
 ) -> dict[ShardId, tuple[int | None, float | None]]:
     """Return each shard's number of unread records after a cursor, and the age of the oldest.
 
-    Lag only informs people. If the source does not answer, this logs a warning and returns None.
+    The lag is only shown. If the source does not answer, this logs a warning and returns None.
     """
     lags = lags_at(source, ends)
     ages = lags.seconds(unread_times(source, lags.behind), now)

@@ -1,4 +1,4 @@
-"""Conversion of a reader's records to the record schema, in counted portions.
+"""Converts a reader's records to the record schema, in counted portions.
 
 Spark's tasks call it, in `range_tasks` and `frame_tasks`.
 """
@@ -23,8 +23,9 @@ PORTION_BYTES = 16 * 1024 * 1024
 def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Return a batch in exactly the record schema.
 
-    Spark checks only the first batch of a task. A later batch with another schema would fail deep
-    inside Spark. Event times outside the years 1 to 9999 move into the attributes, as text.
+    Spark checks only the first batch of a task. A later batch with another schema would cause an
+    internal error of Spark. Event times outside the years 1 to 9999 move into the attributes, as
+    text.
     """
     import pyarrow as pa
 
@@ -55,13 +56,13 @@ def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(parts)
 
 
-def add(seen: RangeStatistics, rows: pa.RecordBatch | pa.Table) -> RangeStatistics:
+def add(statistics: RangeStatistics, rows: pa.RecordBatch | pa.Table) -> RangeStatistics:
     """Return the statistics with these rows added."""
     first, last = event_times(rows)
     mistimed = mistimed_cursors(rows)
     mistimed_at = mistimed[0] if mistimed else ""
     own = RangeStatistics(rows.num_rows, _payload(rows), first, last, len(mistimed), mistimed_at)
-    return seen.plus(own)
+    return statistics.plus(own)
 
 
 def _payload(rows: pa.RecordBatch | pa.Table) -> int:

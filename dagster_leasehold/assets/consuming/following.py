@@ -1,7 +1,7 @@
-"""Polling and waiting of a run that follows its shards; the batch loop calls it.
+"""Polls and waits for a run that follows its shards; the batch loop calls it.
 
-Between batches the run polls the source for the bounds of its shards, without a Spark job. It wakes
-at least once a second, to handle requests soon.
+Between batches, the run polls the source for the bounds of its shards, without a Spark job. It
+wakes at least once a second, to handle requests quickly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress, records_read
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
-from dagster_leasehold.assets.pace import LOOK_MAX_S, DueTimes, Pace, reached_head
+from dagster_leasehold.assets.pace import POLL_MAX_S, DueTimes, Pace, reached_head
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -25,8 +25,8 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_f
 
 ANSWER_S = 1.0
 """The longest time until a waiting run handles a request, in seconds."""
-LOOK_PAUSE = 4.0
-"""The pause between two polls, in multiples of a poll's duration."""
+POLL_PAUSE = 4.0
+"""The pause between two polls, as a multiple of the duration of a poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,6 @@ class Follow:
     """How a run follows its shards.
 
     Attributes:
-        pace: the stream's pace.
-        wait: waits for some seconds.
         requests: returns new requests to the run; called about once a second.
         show: called with the run's progress twice a minute.
         gained: returns the shards that the node gained during the run; called about once a second.
@@ -52,20 +50,13 @@ class Follow:
 class _Poll:
     """The last poll of a shard: its time, the unread records if known, and the end cursor."""
 
-    looked_s: float
+    at_s: float
     lag: int | None
     end: str
 
 
 class Following:
-    """Polls the source and waits, for one run.
-
-    Args:
-        follow: how the run follows its shards.
-        source: the source of the shards.
-        shards: the run's open shards.
-        clock: a monotonic clock, in seconds.
-    """
+    """Polls the source and waits, for one run."""
 
     def __init__(
         self, follow: Follow, source: ShardSource, shards: OpenShards, clock: Clock
@@ -76,25 +67,25 @@ class Following:
         self._shards = shards
         self._clock = clock
         self._due = DueTimes(follow.pace, clock())
-        self._seen: dict[ShardId, _Poll] = {}
-        self._look_s = self._answer_s = clock()
+        self._polls: dict[ShardId, _Poll] = {}
+        self._poll_s = self._answer_s = clock()
         self._show_s = clock() + SHOW_EVERY_S
         self._read = Progress(clock)
 
     @property
     def idle(self) -> bool:
-        """True if the run has been without unread records for long enough to end."""
+        """True if the run has had no unread records for `idle_limit_s`, and should end."""
         return self._due.idle(self._clock())
 
     def progress(self, reports: Sequence[ConsumptionReport]) -> RunProgress:
         """Return the run's progress, from the reports of its shards so far."""
         now_s, due_s = self._clock(), self._due.due_s
-        lags = [seen.lag for seen in self._seen.values()]
+        lags = [poll.lag for poll in self._polls.values()]
         self._read(records_read(reports) or 0)
         return RunProgress(
             reports=tuple(reports),
             unread=None if None in lags else sum(lag or 0 for lag in lags),
-            waits_s=self._due.waits_s(now_s),
+            waiting_s=self._due.waiting_s(now_s),
             next_s=None if due_s == math.inf else max(0.0, due_s - now_s),
             rate=self._read.rate,
         )
@@ -107,11 +98,11 @@ class Following:
         return True
 
     def batch_due(self) -> bool:
-        """Poll the source if that is due; return True if a batch is due."""
-        self._forget_closed()
+        """Poll the source if a poll is due; return True if a batch is due."""
+        self._drop_closed()
         now_s = self._clock()
-        has_new = any(open_.tenure.shard not in self._seen for open_ in self._shards.all())
-        if has_new or now_s >= min(self._look_s, self._due.due_s):
+        has_new = any(open_.tenure.shard not in self._polls for open_ in self._shards.all())
+        if has_new or now_s >= min(self._poll_s, self._due.due_s):
             self._poll()
         return self._due.due_s <= self._clock()
 
@@ -125,11 +116,11 @@ class Following:
     def wait(self) -> None:
         """Wait until the next poll, batch or check for requests, at most a second."""
         now_s = self._clock()
-        next_s = min(self._look_s, self._due.due_s, self._answer_s)
+        next_s = min(self._poll_s, self._due.due_s, self._answer_s)
         failpoints.reach("while_waiting")
         self._wait(min(ANSWER_S, max(0.0, next_s - now_s)))
 
-    def made(
+    def record_sweep(
         self, planned: Sequence[PlannedBatch], committed: Collection[ShardId], limits: Limits,
         *, took_s: float, all_due: bool = True,
     ) -> None:  # fmt: skip
@@ -145,40 +136,40 @@ class Following:
         batches = {batch.range_.shard: batch for batch in planned}
         for open_ in self._shards.all():
             shard = open_.tenure.shard
-            seen, batch = self._seen.get(shard), batches.get(shard)
-            if seen is None or open_.under_way or (batch is None and not all_due):
+            poll, batch = self._polls.get(shard), batches.get(shard)
+            if poll is None or open_.in_flight or (batch is None and not all_due):
                 continue
             if batch is None:
                 # No record before that end can be read: a service can number records that it
                 # never returns.
-                self._due.see_read(shard, seen.looked_s)
-                seen.end = "" if open_.bounds is None else open_.bounds.end
-                open_.empty_end = seen.end
+                self._due.see_read(shard, poll.at_s)
+                poll.end = "" if open_.bounds is None else open_.bounds.end
+                open_.empty_end = poll.end
             elif (
                 shard in committed
                 and not open_.isolating
-                and self._at_head(open_, batch, seen, limits)
+                and self._at_head(open_, batch, poll, limits)
             ):
-                self._due.see_read(shard, seen.looked_s)
+                self._due.see_read(shard, poll.at_s)
             else:
                 self._due.see_behind(shard)
         if committed:
             self._due.committed(self._clock(), took_s=took_s)
 
     @staticmethod
-    def _at_head(open_: OpenShard, batch: PlannedBatch, seen: _Poll, limits: Limits) -> bool:
+    def _at_head(open_: OpenShard, batch: PlannedBatch, poll: _Poll, limits: Limits) -> bool:
         size = open_.mean_bytes * batch.range_.records
         return reached_head(
-            lag=seen.lag,
+            lag=poll.lag,
             records=batch.range_.records,
             filled=fill_of(limits, batch.range_.records, size) >= FILLED,
-            at_end=open_.cursor == seen.end,
+            at_end=open_.cursor == poll.end,
         )
 
-    def _forget_closed(self) -> None:
-        for shard in [shard for shard in self._seen if shard not in self._shards]:
-            del self._seen[shard]
-            self._due.forget(shard)
+    def _drop_closed(self) -> None:
+        for shard in [shard for shard in self._polls if shard not in self._shards]:
+            del self._polls[shard]
+            self._due.drop(shard)
 
     def _poll(self) -> None:
         now_s = self._clock()
@@ -186,7 +177,7 @@ class Following:
         try:
             bounds = bounds_for(self._source, cursors) if cursors else {}
         except Exception:
-            # One shard that the source no longer knows must not hide the bounds of the others.
+            # A shard that the source no longer has must not hide the bounds of the others.
             bounds = {}
 
         def poll_shard(open_: OpenShard) -> None:
@@ -196,20 +187,20 @@ class Following:
             self._record_poll(open_, now_s)
 
         self._shards.each(poll_shard)
-        # A poll can take long if the service answers for one shard at a time.
+        # A poll can be slow if the service answers for one shard at a time.
         duration_s = self._clock() - now_s
-        pause_s = max(self._pace.look_s, min(LOOK_MAX_S, duration_s * LOOK_PAUSE))
-        self._look_s = self._clock() + pause_s
+        pause_s = max(self._pace.poll_s, min(POLL_MAX_S, duration_s * POLL_PAUSE))
+        self._poll_s = self._clock() + pause_s
 
     def _record_poll(self, open_: OpenShard, now_s: float) -> None:
         shard, bounds = open_.tenure.shard, open_.bounds
         assert bounds is not None
-        if open_.under_way:
-            self._seen[shard] = _Poll(now_s, None, bounds.end)
-            self._due.forget(shard)
+        if open_.in_flight:
+            self._polls[shard] = _Poll(now_s, None, bounds.end)
+            self._due.drop(shard)
             return
         lag = self._source.lag(shard, open_.cursor, bounds)
-        self._seen[shard] = _Poll(now_s, lag, bounds.end)
+        self._polls[shard] = _Poll(now_s, lag, bounds.end)
         at_once = open_.intent is not None or open_.isolating or bounds.finished
         if not at_once and bounds.end in (open_.cursor, open_.empty_end):
             self._due.see_read(shard, now_s)

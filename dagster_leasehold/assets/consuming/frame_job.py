@@ -1,4 +1,4 @@
-"""The DataFrame way: one Spark job that reads ranges, applies a plan of Spark SQL, and writes.
+"""One Spark job that reads ranges, applies a transform of DataFrames, and writes the output.
 
 `spark_sweeper` runs it for streams whose transform takes DataFrames.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 OBSERVED_WITHIN_S = 5.0
 Read = Callable[[], dict[ShardId, RangeStatistics]]
-"""Returns the statistics of the ranges that a finished job has read to their end."""
+"""Returns the statistics of the ranges that a finished job has read to their ends."""
 Observed = Callable[["DataFrame"], tuple["DataFrame", Read]]
 
 
@@ -59,19 +59,18 @@ def attempt_frames(
     ranges: Sequence[ReadRange],
     numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepOutcome]:
-    """Run one Spark job for these ranges, into a folder of its own.
+    """Run one Spark job for these ranges, into a new folder.
 
     Raises:
         ShardsFailed: workers named the shards that failed.
         JobFailed: the job failed, and no worker named a shard.
-        SparkUnavailable: Spark went away, lacks what a sweep needs, or does not share the folder.
-        SweepInterrupted: `job.watch.doomed` became true.
+        SparkUnavailable: Spark is gone, lacks a feature, or does not share the folder.
         TransformError: the transform cannot be applied to any shard.
     """
     try:
         return _attempt(spark, job, ranges, numbers, _observed)
     except SparkFeatureMissing:
-        # Without observations the output is the same, but the statistics of reading are unknown.
+        # Without observations, the output is the same, but the statistics of reading are unknown.
         return _attempt(spark, job, ranges, numbers, _unobserved)
 
 
@@ -110,11 +109,6 @@ def _attempt(
 def _rows(
     spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange], folder: OutputPlace
 ) -> DataFrame:
-    """Return the rows that `RangesRead` yields.
-
-    Raises:
-        SparkUnavailable: Spark went away, or does not support functions on Arrow tables.
-    """
     tasks = tuple(pack(ranges, job.tasks_max))
     reading = RangesRead(job.source_options, tasks, folder)
     try:
@@ -139,8 +133,8 @@ def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
         reports: list[bytes] = []
 
         def fetch() -> None:
-            # If Spark dropped the reading from its plan, because no output depends on it, this
-            # raises, or never returns in some releases.
+            # If no output depends on the reading, Spark drops it from the plan. Then this raises
+            # or, in some releases, never returns.
             with suppress(Exception):
                 reports.extend(observation.get["reports"])
 
@@ -157,19 +151,14 @@ def _unobserved(rows: DataFrame) -> tuple[DataFrame, Read]:
 
 
 def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
-    """Return the output of the user's transform; check its columns before any record is read.
-
-    Raises:
-        SparkUnavailable: Spark went away, or does not support functions on Arrow tables.
-        TransformError: the transform raised, or its output cannot be committed.
-    """
+    """Return the output of the user's transform; check its columns before any record is read."""
     from pyspark.sql import DataFrame
 
     where = f"The transform of stream {job.stream}"
     transform = cast(Transform, job.transform)
     try:
         output = cast(object, transform(records))
-        # Spark checks column names only when it is asked for them.
+        # Spark checks column names only when they are requested.
         types = dict(output.dtypes) if isinstance(output, DataFrame) else {}
     except Exception as error:
         if session_is_gone(error):

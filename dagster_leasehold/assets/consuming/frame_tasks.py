@@ -1,7 +1,7 @@
-"""The tasks of the DataFrame way: some read ranges into Spark, others write rows into files.
+"""The tasks of `frame_job`: some read ranges into Spark, others write rows into files.
 
-The user's transform runs between reading and writing. `frame_job` starts the tasks, and Spark's
-workers import this module by name.
+The user's transform of DataFrames runs between reading and writing. Spark's workers import this
+module by name.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ if TYPE_CHECKING:
 
 IS_RECORD = f"{SHARD_COLUMN} IS NOT NULL"
 REPORT = f"CASE WHEN {SHARD_COLUMN} IS NULL THEN value END"
-"""The report that a row holds, as Spark SQL; null for a record."""
+"""The report in a row, as Spark SQL; null for a record."""
 
 
 @dataclass(frozen=True)
 class RangesRead:
-    """Reads the ranges of each task whose number it receives.
+    """Reads the ranges of the tasks whose numbers it receives.
 
-    A report follows the records of each range. It is a row without a shard, and its value holds
+    A report follows the records of each range. It is a row without a shard, whose value contains
     the shard and the statistics of the records. If a range fails, the task still reads its other
-    ranges; then it fails, and names the failed shards.
+    ranges, and then fails with the names of the failed shards.
 
     Attributes:
-        source_options: the options of the reader.
         tasks: the ranges of each task, by task number.
-        folder: the attempt's folder, where the task leaves signs of progress.
+        folder: the attempt's folder, where the task writes signs of progress.
     """
 
     source_options: Mapping[str, str]
@@ -92,7 +91,7 @@ class RangesRead:
 
 
 def statistics_of(report: bytes) -> tuple[ShardId, RangeStatistics]:
-    """Return the shard and the statistics that a report holds."""
+    """Return the shard and the statistics in a report."""
     shard, values = json.loads(report)
     return ShardId(shard), RangeStatistics.of(values)
 
@@ -104,9 +103,8 @@ class RowsWritten:
     Spark's own Parquet writer would mix shards in a file, or need a shuffle or a sort.
 
     Attributes:
-        folder: the attempt's folder.
         numbers: the batch numbers of each shard.
-        transform: the name of the transform that made the rows, for errors.
+        transform: the name of the transform, for errors.
     """
 
     folder: OutputPlace
@@ -114,7 +112,7 @@ class RowsWritten:
     transform: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all rows of a task; a task that fails leaves no files.
+        """Write all rows of a task; if that fails, delete its files.
 
         Raises:
             WorkerFailed: some rows could not be written.

@@ -1,7 +1,7 @@
 """Gaps: ranges whose records were removed before a run could read them.
 
-`opening` and `batch_planning` settle them. The group's gap policy decides if the run continues
-after a gap. Each gap is recorded first, so that none is skipped without a trace.
+`opening` and `batch_planning` settle them. The group's gap policy determines whether the run
+continues after a gap. Each gap is recorded before it is skipped.
 """
 
 from __future__ import annotations
@@ -22,28 +22,23 @@ from dagster_leasehold.shard_sources.source import ShardSource
 
 @dataclass(frozen=True, slots=True)
 class GapHandling:
-    """Settles gaps of one stream's shards.
-
-    Attributes:
-        store: the lease store, which records gaps and moves checkpoints under a tenure.
-        source: the source, which knows the cursors of the records that it still has.
-    """
+    """Settles gaps of one stream's shards."""
 
     store: LeaseStore
     source: ShardSource
 
-    def settle(self, tenure: Tenure, start: str, why: str) -> str:
-        """Record the gap at the checkpoint `start`, and move past it if the policy allows.
+    def settle(self, tenure: Tenure, start: str, reason: str) -> str:
+        """Record the gap at the checkpoint `start`, and skip it if the policy allows that.
 
         Returns:
-            The cursor after the gap, where the checkpoint is now.
+            The cursor after the gap, which is the new checkpoint.
 
         Raises:
-            GapHeld: the policy holds the shard, and this gap is not accepted yet; the checkpoint
-                stays.
-            CursorExpired: the source contradicts itself: it calls its first cursor removed.
+            GapHeld: the policy holds the shard, and this gap is not accepted yet. The checkpoint is
+                unchanged.
+            CursorExpired: the source contradicts itself: it reports its first cursor as removed.
             LeaseLost: the tenure is over.
-            SourceError: the source does not say which records it still has.
+            SourceError: the source does not return the bounds of its records.
         """
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]
@@ -56,13 +51,13 @@ class GapHandling:
             # were removed.
             behind=clamped(self.source, shard, start) if is_before(target, start) else target,
             accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
-            contradiction=why,
+            contradiction=reason,
         )
         if not verdict.passes:
-            self.store.record_gap(tenure, start=start, end=verdict.end, reason=why, skip=False)
+            self.store.record_gap(tenure, start=start, end=verdict.end, reason=reason, skip=False)
             raise gap_held(tenure.key, shard, start, verdict.end)
         failpoints.reach("before_gap")
-        self.store.record_gap(tenure, start=start, end=verdict.end, reason=why)
+        self.store.record_gap(tenure, start=start, end=verdict.end, reason=reason)
         failpoints.reach("after_gap")
         return verdict.end
 

@@ -1,9 +1,9 @@
-"""Search for the record that blocks a shard, by the rules of `rules.isolation`.
+"""Searches for the record that blocks a shard, by the rules of `rules.isolation`.
 
-`batch_planning` calls it for the next range after a failed try. A suspicion is stored in the
-shard's row before each try, since the try can kill this process. A range is divided by planning a
-smaller one, which every source can do. Sizes are in offsets if the source's cursors are offsets,
-otherwise in records.
+`batch_planning` calls it for the next range after a failed attempt. A suspicion is stored in the
+shard's row before each attempt, because the attempt can kill this process. A range is divided by
+planning a smaller one, which every source supports. Sizes are in offsets if the source's cursors
+are offsets, otherwise in records.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from dagster_leasehold.lease_store.rules.isolation import (
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
 UNREAD_AFTER = 2 * KILLED_MAX
-"""The number of failed tries after which a record goes to quarantine without being read."""
+"""The number of failed attempts after which a record goes to quarantine without being read."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
 _INNOCENT = (TransformUnusable, SparkAway, SparkFeatureMissing)
 
 
-def may_be_of_records(error: BaseException) -> bool:
+def can_come_from_records(error: BaseException) -> bool:
     """Return True if a record can have caused the error."""
     if isinstance(error, _INNOCENT):
         return False
-    # A plain `SourceError` stands for an unexpected exception of the reader.
+    # A plain `SourceError` wraps an unexpected exception of the reader.
     return isinstance(error, (*_RECORDS, *_PROCESSES)) or type(error) is SourceError
 
 
-def leaves_run_able(error: LeaseholdError) -> bool:
+def run_can_continue(error: LeaseholdError) -> bool:
     """Return True if a record can have caused the error and the run can try a smaller range.
 
     It cannot if its process stalls or Spark is unavailable.
     """
-    return may_be_of_records(error) and not isinstance(error, _PROCESSES)
+    return can_come_from_records(error) and not isinstance(error, _PROCESSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class NextRange:
     Attributes:
         size: its length in the source's unit during a search for a bad record; otherwise 0.
         last: True if the shard is read-only and ends with this range.
-        set_aside: the reason why its records go to quarantine without the transform; empty if
-            they do not.
+        set_aside: the reason why its records go to quarantine without the transform; otherwise
+            empty.
         unread: True if reading them without the transform failed as well.
     """
 
@@ -85,23 +85,16 @@ class NextRange:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Finds the records that block one run's shards.
-
-    Attributes:
-        stream: the stream's declaration, for its source and its policy on bad records.
-        store: the lease store, which records suspicions under a tenure.
-    """
+    """Finds the records that block the shards of one run."""
 
     stream: ShardStream
     store: Tenures
 
     def again(self, open_: OpenShard, range_: ReadRange) -> NextRange:
-        """Return the range to try in place of an intended range that was not committed.
+        """Return the range to try in place of an intent that was not committed.
 
         Raises:
-            LeaseLost: the tenure is over.
-            RecordBlocks: the range is one record; this run has tried it, and it holds the shard.
-            SourceError: the source does not answer.
+            RecordBlocks: the range is one record that this run has tried. The shard is on hold.
         """
         step = next_step(open_.failures, open_.suspicion)
         if step is NextStep.HALVE:
@@ -157,7 +150,7 @@ class Isolation:
         open_.suspicion = suspicion
 
     def _size(self, open_: OpenShard, range_: ReadRange) -> int:
-        """Return the size of an intended range, or an upper bound of it."""
+        """Return the size of an intent's range, or an upper bound."""
         if isinstance(self.stream.source, DivisibleRanges):
             return max(1, self.stream.source.divide(range_, 1)[0].records)
         if open_.suspicion is not None and open_.suspicion.isolating:

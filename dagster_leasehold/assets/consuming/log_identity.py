@@ -1,13 +1,13 @@
-"""Check that a log is still the one that a group's cursors belong to.
+"""Checks that a log is still the log of a group's cursors.
 
 A topic can be deleted and recreated under its name. Once the new topic has enough records, the
 group's offsets would point into it, and the records before them would be skipped silently. So the
 batch loop checks the topic's identity:
 
 1. A run reads a batch of the topic, from the group's checkpoint on.
-2. Before or during that, the topic is deleted and recreated.
-3. Before its commit, the run compares the topic's identity with the one that the group stored when
-   it first consumed. They differ, so the run commits nothing.
+2. Before or during the read, the topic is deleted and recreated.
+3. Before its commit, the run compares the topic's identity with the identity that the group stored
+   when it first consumed. They differ, so the run commits nothing.
 
 Identities are never reused, so one check before each commit is enough.
 """
@@ -32,12 +32,10 @@ class LogOfGroup:
     _expected: str | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """Compare the log's identity with the one that the group stored.
+        """Compare the log's identity with the group's stored identity.
 
         Raises:
             LogRenewed: the log was deleted and recreated.
-            SourceError: the source does not answer.
-            StoreError: the lease store does not answer.
         """
         identity = identity_of_log(self.source)
         if identity is None:

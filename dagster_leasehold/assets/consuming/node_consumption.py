@@ -1,4 +1,4 @@
-"""Consumption of one node's shards in a Dagster run: the batch loop, its heartbeat and watchdog.
+"""Consumes one node's shards in a Dagster run: the batch loop, its heartbeat and watchdog.
 
 The assets and jobs of a stream call it.
 """
@@ -15,7 +15,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-from dagster_leasehold.assets.consuming.sweep import GuardedApart, GuardedSweeper
+from dagster_leasehold.assets.consuming.sweep import GuardedSeparateJobs, GuardedSweeper
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
@@ -50,7 +50,7 @@ def consume_shards(
     after_commit: Callable[[Sequence[BatchCommit]], None] = lambda _: None,
     between_batches: Callable[[], None] = lambda: None,
     follow: Follow | None = None,
-    tell: Callable[[str], None] = _LOG.warning,
+    warn: Callable[[str], None] = _LOG.warning,
     ended: Callable[[str], bool] = lambda _: False,
     starved_after_s: float = STARVED_AFTER_S,
 ) -> tuple[list[ConsumptionReport], float]:
@@ -58,14 +58,14 @@ def consume_shards(
 
     `after_commit` is called with the batches right after each commit, and `between_batches` about
     once a second between batches. With `follow`, the run waits for more records when it has caught
-    up; otherwise it ends. `tell` is called with warnings for people, such as that Spark has run no
-    task for `starved_after_s` seconds. `ended` returns True if another run has ended.
+    up; otherwise it ends. `warn` logs a warning, for example that Spark has run no task for
+    `starved_after_s` seconds. `ended` returns True if another run has ended.
 
-    The run renews its node's lease, so the node stays alive if the sensor's process dies. A run
-    that follows its shards also plans for its node, and opens the shards that the node gains.
+    The run sends heartbeats for its node, so the node stays alive if the sensor's process dies. A
+    run that follows its shards also plans for its node, and opens the shards that the node gains.
 
     Raises:
-        LeaseholdError: an error of the whole run, such as a store that does not answer.
+        LeaseholdError: the whole run failed, for example because the store does not answer.
     """
     store = deployment.store()
     pulse = store.pulse(stream.key)
@@ -80,7 +80,7 @@ def consume_shards(
             guard,
             run=run,
             work=f"stream {stream.name}",
-            tell=tell,
+            warn=warn,
             ended=ended,
             starved_after_s=starved_after_s,
         ) as on_spark,
@@ -88,14 +88,14 @@ def consume_shards(
         PublishingRun(rounds) as publishing,
     ):
         folder = owned(store, deployment.output_folder(stream.key))
-        sweeper, apart = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
+        sweeper, separate_jobs = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
             node=node,
             run=run,
             sweeper=sweeper,
-            apart=apart,
+            separate_jobs=separate_jobs,
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
@@ -132,23 +132,23 @@ def _guarded_sweepers(
     folder: OutputPlace,
     heartbeat: Member,
     guard: StallGuard,
-) -> tuple[GuardedSweeper, GuardedApart]:
+) -> tuple[GuardedSweeper, GuardedSeparateJobs]:
     on_spark = SparkSweeper(
         stream=stream, spark=spark, output_root=folder, doomed=lambda: not heartbeat.trusted
     )
     sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
-    return sweeper, GuardedApart(sweeper, on_spark.apart, guard, spark.note_hung)
+    return sweeper, GuardedSeparateJobs(sweeper, on_spark.retry, guard, spark.mark_hung)
 
 
 def _guarded_follow(follow: Follow, guard: StallGuard, planner: NodePlanner, run: str) -> Follow:
-    """Return `follow` with Dagster's storage under the watchdog, and with the node's planner."""
+    """Return `follow` with the node's planner, and with the watchdog over Dagster's storage."""
     answer = "Dagster's storage to answer"
 
     def gained() -> Sequence[ShardId]:
         try:
             return planner.gained(run)
         except StoreError as error:
-            # The run's own shards stay safe: the heartbeat checks their leases by itself.
+            # The run's own shards stay safe, because the heartbeat still checks their leases.
             _LOG.warning("Run %s could not plan for its node: %s", run, error)
             return ()
 

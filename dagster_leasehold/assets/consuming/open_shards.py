@@ -37,23 +37,18 @@ class OpenShard:
     """One shard of a run, open under a tenure.
 
     Attributes:
-        tenure: the tenure that has the shard open.
-        sequence: the number of its next batch.
-        intent: the batch that was intended and not committed, by an earlier tenure or a failed
-            try; None if there is none.
+        intent: the uncommitted intent of an earlier tenure or a failed attempt, or None.
         numbered: True if the ledger has a row for the batch `sequence`, of any tenure.
-        report: the run's results for the shard so far.
-        cursor: the cursor where reading continues.
         bounds: the bounds of its records at the last poll; None if unknown.
         empty_end: an end cursor before which no record could be read; empty if there is none.
         announced_s: the batch time that was last announced, in seconds, or None.
-        failures: the number of failed tries of the next batch.
-        suspicion: the findings of failed tries about the records after the cursor, or None.
-        under_way: True while its next batch is in flight in a job of its own.
+        failures: the number of failed attempts at the next batch.
+        suspicion: the findings of failed attempts about the records after the cursor, or None.
+        in_flight: True while its next batch is in flight in a separate job.
         intended: True if the next batch is recorded under this tenure.
-        gave_up: True if this run's try of the next batch failed, and a record can be the cause.
-        refused: True if this run tried a single record and that failed.
-        consumer: the state machine of its consumption.
+        attempt_failed: True if this run's attempt at the next batch failed, and a record can be
+            the cause.
+        refused: True if this run's attempt at a single record failed.
     """
 
     tenure: Tenure
@@ -67,17 +62,17 @@ class OpenShard:
     announced_s: float | None = None
     failures: int = 0
     suspicion: Suspicion | None = None
-    under_way: bool = False
+    in_flight: bool = False
     intended: bool = False
-    gave_up: bool = False
+    attempt_failed: bool = False
     refused: bool = False
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
 
-    def passed(self, commit: BatchCommit) -> None:
+    def advance(self, commit: BatchCommit) -> None:
         """Continue after a committed batch."""
         self.report = self.report.with_batch(commit.end, commit.statistics)
         self.cursor, self.intent, self.sequence = commit.end, None, self.sequence + 1
-        self.numbered = self.intended = self.gave_up = self.refused = False
+        self.numbered = self.intended = self.attempt_failed = self.refused = False
         self.failures, self.suspicion = 0, commit.suspicion
 
     @property
@@ -95,14 +90,9 @@ class OpenShard:
 class OpenShards:
     """The open shards of one run, and the reports of released ones.
 
-    Args:
-        store: the lease store, which reviews and closes tenures.
-        now: the wall clock, for the times of failures.
-
     Attributes:
-        reports: the reports of the shards that were released.
-        unanswered: True after the store did not answer a call about a tenure. The tenure can still
-            be open, and then blocks other runs until this run ends.
+        unanswered: True if the store did not answer a call about a tenure. The tenure can still be
+            open, and then blocks other runs until this run ends.
     """
 
     def __init__(self, store: Tenures, now: Callable[[], datetime] = utc_now) -> None:
@@ -110,7 +100,7 @@ class OpenShards:
         self._now = now
         self._open: dict[ShardId, OpenShard] = {}
         self._ended: dict[ShardId, Tenure] = {}
-        self._store_silent = False
+        self._store_unavailable = False
         self.unanswered = False
         self.reports: dict[ShardId, ConsumptionReport] = {}
 
@@ -125,10 +115,10 @@ class OpenShards:
 
     def at_rest(self) -> list[ShardId]:
         """Return the open shards without a batch in flight."""
-        return [shard for shard, open_ in self._open.items() if not open_.under_way]
+        return [shard for shard, open_ in self._open.items() if not open_.in_flight]
 
     def all(self) -> list[OpenShard]:
-        """Return the open shards; any can be released while a caller iterates."""
+        """Return a copy of the open shards; a caller can release shards while it iterates."""
         return list(self._open.values())
 
     def states(self) -> dict[ShardId, ConsumerState]:
@@ -137,7 +127,7 @@ class OpenShards:
         return ended | {shard: open_.consumer.state for shard, open_ in self._open.items()}
 
     def reports_so_far(self) -> list[ConsumptionReport]:
-        """Return the report of each shard of the run, as far as it has come."""
+        """Return the current report of each shard of the run."""
         return [*self.reports.values(), *(open_.report for open_ in self._open.values())]
 
     def add(self, open_: OpenShard) -> None:
@@ -174,18 +164,18 @@ class OpenShards:
     def review(self) -> None:
         """Check all tenures. Stop consuming shards that are lost, paused or in transfer.
 
-        Closed tenures are checked as well, and closed again if a failover has opened them:
+        Closed tenures are checked as well, and closed again if a failover has reopened them:
 
         1. The run closes a tenure, and the store confirms it.
         2. The database fails over to a replica that lacks that transaction.
-        3. The tenure is open again without the run's knowledge. If the run left it open, no run
-           would consume the shard until this run ends.
+        3. The tenure is open again. If it stayed open, no run would consume the shard until this
+           run ends.
         """
         ended = list(self._ended.values())
         views = self._store.review([*(open_.tenure for open_ in self.all()), *ended])
         for tenure in ended:
             if views[tenure.shard].current:
-                self._close(tenure, "the store forgot that it was released")
+                self._close(tenure, "the store lost its earlier release")
         for open_ in self.all():
             view = views[open_.tenure.shard]
             if not view.current:
@@ -203,7 +193,7 @@ class OpenShards:
         Tenures are closed in one transaction where possible; a shard in transfer is closed alone.
         """
         # A store that did not answer an earlier call can have recovered.
-        self._store_silent = False
+        self._store_unavailable = False
         shards = self.all() if among is None else among
         if not shards:
             return
@@ -219,66 +209,66 @@ class OpenShards:
         self, shards: Sequence[OpenShard], reason: StopReason, error: str
     ) -> set[ShardId]:
         closed: set[ShardId] = set()
-        for gave_up in (False, True):
-            tenures = [open_.tenure for open_ in shards if open_.gave_up is gave_up]
-            if len(tenures) < 2 or self._store_silent:
+        for attempt_failed in (False, True):
+            tenures = [open_.tenure for open_ in shards if open_.attempt_failed is attempt_failed]
+            if len(tenures) < 2 or self._store_unavailable:
                 continue
             try:
                 closed |= self._store.close_tenures(
                     tenures,
                     reason=error or reason.value,
-                    gave_up=gave_up,
-                    failed_at=self._failed_at(reason, gave_up=gave_up),
+                    attempt_failed=attempt_failed,
+                    failed_at=self._failed_at(reason, attempt_failed=attempt_failed),
                 )
             except LeaseholdError as unanswered:
                 _LOG.warning("%d shards could not be released: %s", len(tenures), unanswered)
-                self._store_silent = isinstance(unanswered, StoreError)
-                self.unanswered |= self._store_silent
+                self._store_unavailable = isinstance(unanswered, StoreError)
+                self.unanswered |= self._store_unavailable
         return closed
 
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Release a shard at its checkpoint."""
         open_.consumer = open_.consumer.stop(reason.value)
-        lost = self._close(
+        loss = self._close(
             open_.tenure,
             error or reason.value,
-            gave_up=open_.gave_up,
-            failed_at=self._failed_at(reason, gave_up=open_.gave_up),
+            attempt_failed=open_.attempt_failed,
+            failed_at=self._failed_at(reason, attempt_failed=open_.attempt_failed),
         )
-        if lost is None:
+        if loss is None:
             self.end(open_, reason, error)
         else:
-            self.lose(open_, str(lost))
+            self.lose(open_, str(loss))
 
-    def _failed_at(self, reason: StopReason, *, gave_up: bool) -> datetime | None:
-        return self._now() if gave_up or reason is StopReason.FAILED else None
+    def _failed_at(self, reason: StopReason, *, attempt_failed: bool) -> datetime | None:
+        return self._now() if attempt_failed or reason is StopReason.FAILED else None
 
     def _close(
         self,
         tenure: Tenure,
         reason: str,
         *,
-        gave_up: bool = False,
+        attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> LeaseLost | None:
         """Close a tenure; return the error if it was already over."""
         try:
             # If the store does not answer, each further call would wait as long as the first.
-            if not self._store_silent:
+            if not self._store_unavailable:
                 self._store.close_tenure(
-                    tenure, reason=reason, gave_up=gave_up, failed_at=failed_at
+                    tenure, reason=reason, attempt_failed=attempt_failed, failed_at=failed_at
                 )
         except LeaseLost as lost:
             return lost
         except LeaseholdError as unanswered:
             # The tenure stays open until an observer in the group finds that this run has ended.
             _LOG.warning("Shard %s could not be released: %s", tenure.shard, unanswered)
-            self._store_silent = isinstance(unanswered, StoreError)
-            self.unanswered |= self._store_silent
+            self._store_unavailable = isinstance(unanswered, StoreError)
+            self.unanswered |= self._store_unavailable
         return None
 
     def announce(self, eta_s: float) -> None:
-        """Announce the batch time to nodes that wait for a shard."""
+        """Announce the batch time to nodes that wait for a transfer."""
         stale = [open_ for open_ in self.all() if _differs(open_.announced_s, eta_s)]
         tenures = [open_.tenure for open_ in stale]
         announced = self._store.announce_all(tenures, handoff_eta_s=eta_s)
@@ -297,17 +287,17 @@ class OpenShards:
         self.stop(open_, StopReason.FAILED, sentence_of(error))
 
     def lose(self, open_: OpenShard, error: str = "") -> None:
-        """Give up a shard whose tenure is already over."""
+        """Report a shard whose tenure is already over."""
         tenure = open_.tenure
-        why = error or (
+        cause = error or (
             f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "
             f"{tenure.epoch} is over; nothing was committed since checkpoint {open_.cursor}."
         )
-        open_.consumer = open_.consumer.fence(why)
-        self.end(open_, StopReason.LEASE_LOST, why)
+        open_.consumer = open_.consumer.fence(cause)
+        self.end(open_, StopReason.LEASE_LOST, cause)
 
     def end(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
-        """Report a shard whose tenure is closed, and forget it."""
+        """Report a shard whose tenure is closed, and remove it."""
         shard = open_.tenure.shard
         if reason in (StopReason.FAILED, StopReason.LEASE_LOST):
             fail(error)

@@ -1,4 +1,4 @@
-"""Opening of a run's shards: their tenures, and the cursor where each begins.
+"""Opens a run's shards: opens their tenures, and determines the cursor where each begins.
 
 The batch loop calls it.
 """
@@ -49,15 +49,8 @@ class Opening:
     """Opens the shards of one run.
 
     Attributes:
-        stream: the stream's declaration, for its source and initial position.
-        store: the lease store, which opens tenures and saves first checkpoints.
-        shards: receives the opened shards, and the reports of the others.
-        gaps: settles the gap of a shard whose first records were removed.
-        bootstrap: starts pinned shards at their bootstrap cursors.
-        node: the node that holds the shards.
-        run: the unique id of the run.
         replaces: for a shard that an ended run left open, the id of that run.
-        unfinished_by: called with each run that left an intended batch uncommitted.
+        unfinished_by: called with the id of each run that left an intent uncommitted.
     """
 
     stream: ShardStream
@@ -71,10 +64,10 @@ class Opening:
     unfinished_by: Callable[[str], None] = lambda _: None
 
     def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
-        """Open these shards, and determine where each begins; report the shards that fail.
+        """Open these shards, and determine where each begins; report failures.
 
         Shards that are already open are skipped. A shard that the node has `gained` during the run
-        gets no report if another run has opened it, or the node has lost it again.
+        is not reported if another run has opened it, or the node has lost it again.
         """
         new_shards = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
         if new_shards:
@@ -108,7 +101,7 @@ class Opening:
         self.shards.each(begin, new_shards)
 
     def _open_tenures(self, new_shards: Sequence[ShardId], *, gained: bool) -> None:
-        """Open tenures in one transaction; open the shards that it leaves out one by one."""
+        """Open tenures in one transaction, and the remaining shards one by one."""
         key, ready = self.stream.key, list[ShardId]()
         for shard in new_shards:
             try:
@@ -123,8 +116,8 @@ class Opening:
                 key, ready, self.node, self.run, replaces=self.replaces
             )
         except StoreError as error:
-            # A call per shard would wait as long, and find its tenure open if only the reply was
-            # lost.
+            # A call per shard would wait as long. If only the reply was lost, it would find its own
+            # tenure open.
             self.shards.unanswered = True
             for shard in ready:
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
@@ -179,36 +172,31 @@ class Opening:
             bounds = {}
 
         def read_bounds(open_: OpenShard) -> None:
-            # One shard that the source no longer knows must not hide the bounds of the others.
+            # A shard that the source no longer has must not hide the bounds of the others.
             shard, cursor = open_.tenure.shard, open_.report.start
             open_.bounds = bounds.get(shard) or reading.bounds_for(source, {shard: cursor})[shard]
 
         self.shards.each(read_bounds, new_shards)
 
     def _first_cursor(self, open_: OpenShard, position: str | None) -> str:
-        """Return the cursor where a shard without a checkpoint begins.
-
-        Args:
-            open_: the shard.
-            position: where the group begins; None for the first record of a child.
-        """
+        """Return the first cursor of a new shard; `position` is None for a child."""
         child = position is None
         at = Position.BEGIN if position is None else initial_position(position)
         shard, bounds = open_.tenure.shard, open_.bounds
         removed = bounds is not None and bounds.removed and at is not Position.END
         if bounds is not None and (child or removed):
-            # Begin and origin come from one answer: two answers about an idle shard can differ.
+            # Begin and origin come from one reply: two replies about an idle shard can differ.
             cursor = bounds.begin
             if bounds.origin not in (None, cursor):
-                why = "retention removed the beginning of a child before its parents were finished"
+                reason = "the first records of a child expired before its parents were finished"
                 if removed:
-                    why = "retention removed the shard as a whole before it was read"
-                cursor = self.gaps.settle(open_.tenure, str(bounds.origin), why)
+                    reason = "the whole shard expired before it was read"
+                cursor = self.gaps.settle(open_.tenure, str(bounds.origin), reason)
         else:
             cursor = self.stream.source.cursor_at(shard, at)
         if at is not Position.BEGIN:
-            # The end moves. Without this checkpoint, the next run would begin elsewhere if this
-            # one died before its first commit.
+            # The end moves. If this run died before its first commit, the next run would begin
+            # elsewhere without this checkpoint.
             self.store.save_checkpoint(open_.tenure, cursor)
         return cursor
 

@@ -1,6 +1,6 @@
-"""Ownership: decides if a run can consume a requested shard, and on behalf of which node.
+"""Determines whether a run can consume a requested shard, and for which node.
 
-`placement` calls it, and the sensor that cleans up after ended runs.
+`placement` and the sensor that cleans up after ended runs call it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from dagster_leasehold.lease_store.times import utc_now
 
 
 @dataclass(frozen=True, slots=True)
-class MayConsume:
+class CanConsume:
     """A node of this deployment holds the shard.
 
     Attributes:
-        node: the node.
-        incarnation: its incarnation.
         open_run: the run that has the shard open; empty if there is none.
     """
 
@@ -39,8 +37,8 @@ class MayConsume:
 
 
 @dataclass(frozen=True, slots=True)
-class MayClaim:
-    """The shard is unassigned. `node` can claim it until its `lease_id` changes."""
+class CanClaim:
+    """The shard is unassigned, and `node` can claim it until its `lease_id` changes."""
 
     node: NodeName
     lease_id: int
@@ -53,12 +51,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The run cannot consume the shard; `sentence` says why and what to do."""
+    """The run cannot consume the shard; `sentence` gives the reason and the remedy."""
 
     sentence: str
 
 
-Standing = MayConsume | MayClaim | Finished | Refused
+Standing = CanConsume | CanClaim | Finished | Refused
 
 
 def standings_of(
@@ -67,17 +65,14 @@ def standings_of(
     *,
     served: Sequence[NodeName],
     address: str,
-    wanted: str | None,
+    target: str | None,
 ) -> dict[ShardId, Standing]:
-    """Decide for each shard if a run of a deployment can consume it now.
+    """Determine for each shard whether a run of a deployment can consume it now.
 
     Args:
-        snapshot: the group's snapshot.
-        shards: the requested shards.
-        served: the nodes that the deployment serves.
-        address: the deployment's address; a node of the same name with another address belongs to
+        address: the deployment's address; a node with the same name and another address belongs to
             another deployment.
-        wanted: the node that the launcher named, or None for any.
+        target: the node that the launcher named, or None for any.
     """
     rows = {row.shard: row for row in snapshot.shards}
     members = {node.name for node in snapshot.nodes if node.member and node.address == address}
@@ -85,7 +80,7 @@ def standings_of(
 
     @cache
     def planned() -> Plan:
-        # Every member counts as live: the next rebalancing reassigns the shards of a dead one.
+        # Every member counts as live: the next rebalancing reassigns the shards of dead members.
         return plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
 
     def standing(shard: ShardId) -> Standing:
@@ -97,23 +92,23 @@ def standings_of(
             )
         if row.state is ShardState.OVER:
             return Finished()
-        obstacle = _obstacle(snapshot, row, served, wanted)
+        obstacle = _obstacle(snapshot, row, served, target)
         if obstacle is not None:
             return Refused(obstacle)
         if row.state is ShardState.NOT_ALLOC:
-            return _claimant(snapshot, row, ours, wanted, planned)
-        return _holder(snapshot, row, ours, wanted)
+            return _claimant(snapshot, row, ours, target, planned)
+        return _holder(snapshot, row, ours, target)
 
     return {shard: standing(shard) for shard in shards}
 
 
 def _obstacle(
-    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], target: str | None
 ) -> str | None:
     """Return the reason why no node of the deployment can consume the shard now, or None."""
     key = snapshot.group.key
-    if wanted is not None and wanted not in served:
-        return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
+    if target is not None and target not in served:
+        return f"This deployment does not serve node {target!r}: it serves {', '.join(served)}."
     if row.state is ShardState.WAIT:
         states: dict[str, ShardState] = {each.shard: each.state for each in snapshot.shards}
         return f"Shard {row.shard} of {key} {why_waiting(row, states)}."
@@ -128,44 +123,43 @@ def _claimant(
     snapshot: Snapshot,
     row: ShardLease,
     ours: Sequence[NodeName],
-    wanted: str | None,
+    target: str | None,
     planned: Callable[[], Plan],
 ) -> Standing:
-    """Let the node claim the shard that the plan assigns it to, so that it does not move later."""
+    """Return the claim for the node in the plan, so that the shard does not move later."""
     key = snapshot.group.key
-    if not any(wanted in (None, node) for node in ours):
+    if not any(target in (None, node) for node in ours):
         return Refused(
-            f"Shard {row.shard} of {key} is unassigned, and no node that this deployment serves is "
-            "a member of the group yet: switch the rebalance sensor on."
+            f"Shard {row.shard} of {key} is unassigned, and no node of this deployment is a member "
+            "of the group yet: switch the rebalance sensor on."
         )
     claims = (action for action in planned().actions if isinstance(action, Claim))
     node = next((claim.node for claim in claims if claim.shard == row.shard), None)
     if node is None:
         return Refused(
-            f"Shard {row.shard} of {key} is planned for no node: {_why_unplanned(planned(), row)}. "
-            "`leasehold plan --explain` says more."
+            f"The plan leaves shard {row.shard} of {key} unassigned: "
+            f"{_why_unplanned(planned(), row)}. Run `leasehold plan --explain` for details."
         )
     if node not in ours:
         return Refused(
             f"Shard {row.shard} of {key} is planned for node {node}, which another deployment "
             "serves: materialize it there."
         )
-    if wanted not in (None, node):
+    if target not in (None, node):
         return Refused(
-            f"Shard {row.shard} of {key} is planned for node {node}, not for {wanted}: leave the "
-            f"node out, or name {node}."
+            f"Shard {row.shard} of {key} is planned for node {node}, not for {target}: omit the "
+            f"node, or name {node}."
         )
-    return MayClaim(node, row.lease_id)
+    return CanClaim(node, row.lease_id)
 
 
 def _why_unplanned(planned: Plan, row: ShardLease) -> str:
-    """Return the reason why the plan leaves a shard unassigned."""
     reasons = (each.reason for each in planned.unassigned if each.shard == row.shard)
     return next(reasons, planned.summary)
 
 
 def _holder(
-    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], target: str | None
 ) -> Standing:
     holder = row.consumer_owner
     node = next((node for node in snapshot.nodes if node.name == holder), None)
@@ -174,34 +168,34 @@ def _holder(
             f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, which another "
             "deployment serves: materialize it there."
         )
-    if wanted not in (None, holder):
+    if target not in (None, holder):
         return Refused(
             f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, not by "
-            f"{wanted}: leave the node out, or name the holder."
+            f"{target}: omit the node, or name the holder."
         )
-    return MayConsume(node.name, node.incarnation, row.consumer_run)
+    return CanConsume(node.name, node.incarnation, row.consumer_run)
 
 
 def claim_for_run(
-    store: Shards, key: GroupKey, claims: Mapping[ShardId, MayClaim], *, run: str
+    store: Shards, key: GroupKey, claims: Mapping[ShardId, CanClaim], *, run: str
 ) -> None:
     """Claim unassigned shards for a run; the next snapshot shows which claims succeeded."""
     store.claim(
         key,
         {shard: (claim.node, claim.lease_id) for shard, claim in claims.items()},
         observer=f"run {run}",
-        reason=f"asked for by run {run}",
+        reason=f"requested by run {run}",
     )
 
 
 def close_ended_tenure(
     store: Tenures, key: GroupKey, shard: ShardId, node: NodeName, *, ended: str, closing: str
 ) -> bool:
-    """Close the tenure of a run that has ended without closing it.
+    """Close the tenure of a run that ended without closing it.
 
-    A tenure can be closed only by its own run. So this opens a new tenure for the run id `closing`,
-    and closes it at once. The higher epoch fences the ended run in case it wakes. If the shard is
-    in transfer, opening it completes the transfer instead.
+    Only its own run can close a tenure. So this opens a new tenure for the run id `closing`, and
+    closes it at once. The higher epoch fences the ended run in case it resumes. If the shard is in
+    transfer, opening it completes the transfer instead.
 
     Returns:
         False if the shard changed since the caller read it, or the group is paused.

@@ -1,4 +1,4 @@
-"""Placement of a run's shards: the node on whose behalf the run consumes each.
+"""Places a run's shards: determines the node for which the run consumes each shard.
 
 Assets call it before they consume.
 """
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from dagster_leasehold.assets.consuming.ownership import (
+    CanClaim,
+    CanConsume,
     Finished,
-    MayClaim,
-    MayConsume,
     Refused,
     Standing,
     claim_for_run,
     close_ended_tenure,
     standings_of,
 )
-from dagster_leasehold.assets.consuming.run_requests import LET_GO_TAG
+from dagster_leasehold.assets.consuming.run_requests import RELEASE_TAG
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.snapshot_memory import planning_snapshot
 
-LOOK_AGAIN_S = 1.0
-LOOKS_MAX = 20
+CHECK_AGAIN_S = 1.0
+CHECKS_MAX = 20
 
 
 @dataclass(slots=True)
@@ -38,7 +38,6 @@ class Placement:
 
     Attributes:
         nodes: the node that holds each shard that the run can consume.
-        incarnations: the incarnation of each such node.
         finished: the shards whose records were all consumed.
         refused: the reason for each shard that the run cannot consume.
     """
@@ -58,24 +57,20 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Finds the node on whose behalf one run consumes each of its shards.
+    """Determines the node for which one run consumes each of its shards.
 
     Attributes:
-        instance: the Dagster instance, which knows ended runs.
-        key: the group.
-        deployment: the deployment whose nodes consume.
-        run: the run's id, for the journal.
-        wanted: the node that the launcher named, or None for any holder.
+        target: the node that the launcher named, or None for any holder.
     """
 
     instance: dg.DagsterInstance
     key: GroupKey
     deployment: Deployment
     run: str
-    wanted: str | None
+    target: str | None
 
     def portions(self, shards: Sequence[ShardId], size: int) -> Iterator[Sequence[ShardId]]:
-        """Yield the shards in portions, shards of one node together where possible."""
+        """Yield the shards in portions, grouped by node where possible."""
         snapshot = self.deployment.store().snapshot(self.key)
         holders = {row.shard: row.consumer_owner or "" for row in snapshot.shards}
         queue = sorted(shards, key=lambda shard: holders.get(shard, ""))
@@ -93,8 +88,8 @@ class Placer:
     ) -> Placement:
         """Place each shard, and claim the unassigned ones.
 
-        If another run has a shard open, request it from that run and wait, at most `wait_s` seconds
-        in all. If that run has ended, close its tenure.
+        If another run has a shard open, request it from that run and wait, for at most `wait_s`
+        seconds in total. If that run has ended, close its tenure.
         """
         placement, deadline = Placement(), clock() + wait_s
         requested: set[tuple[ShardId, str]] = set()
@@ -102,7 +97,7 @@ class Placer:
         while open_by and clock() < deadline:
             self._request([each for each in open_by.items() if each not in requested], log)
             requested |= open_by.items()
-            sleep(LOOK_AGAIN_S)
+            sleep(CHECK_AGAIN_S)
             open_by = self._check(list(open_by), placement)
         for shard, blocker in open_by.items():
             placement.refused[shard] = (
@@ -115,35 +110,35 @@ class Placer:
         """Request shards from the runs that have them open, by tags of these runs."""
         tags: dict[str, dict[str, str]] = {}
         for shard, blocker in open_by:
-            tags.setdefault(blocker, {})[f"{LET_GO_TAG}{shard}"] = self.run
+            tags.setdefault(blocker, {})[f"{RELEASE_TAG}{shard}"] = self.run
         for blocker, requests in tags.items():
-            first, *more = (tag.removeprefix(LET_GO_TAG) for tag in requests)
+            first, *more = (tag.removeprefix(RELEASE_TAG) for tag in requests)
             others = f" and {len(more)} more" if more else ""
             log(f"Waiting for run {blocker}, which is consuming shard {first}{others}.")
             self.instance.add_run_tags(blocker, requests)
 
     def _check(self, shards: Sequence[ShardId], placement: Placement) -> dict[ShardId, str]:
-        """Place shards; return each shard that a live run has open, with that run."""
+        """Place shards; return the live run of each shard that another run has open."""
         store, address = self.deployment.store(), instance_address(self.instance)
         open_by: dict[ShardId, str] = {}
-        for _ in range(LOOKS_MAX):
+        for _ in range(CHECKS_MAX):
             snapshot = planning_snapshot(store, self.key)
             served = self.deployment.served(snapshot.nodes, address)
             standings = standings_of(
-                snapshot, shards, served=served, address=address, wanted=self.wanted
+                snapshot, shards, served=served, address=address, target=self.target
             )
             open_by |= self._settle(standings, placement)
-            claims = {s: each for s, each in standings.items() if isinstance(each, MayClaim)}
+            claims = {s: each for s, each in standings.items() if isinstance(each, CanClaim)}
             if claims:
                 claim_for_run(store, self.key, claims, run=self.run)
-            settled = placement.nodes.keys() | placement.finished | placement.refused.keys()
-            shards = [shard for shard in shards if shard not in settled | open_by.keys()]
+            resolved = placement.nodes.keys() | placement.finished | placement.refused.keys()
+            shards = [shard for shard in shards if shard not in resolved | open_by.keys()]
             if not shards:
                 return open_by
         for shard in shards:
             placement.refused[shard] = (
-                f"Shard {shard} of {self.key} changed hands {LOOKS_MAX} times while this run "
-                "checked it: materialize it again."
+                f"Shard {shard} of {self.key} moved between nodes during {CHECKS_MAX} checks of "
+                "this run: materialize it again."
             )
         return open_by
 
@@ -151,7 +146,7 @@ class Placer:
         self, standings: Mapping[ShardId, Standing], placement: Placement
     ) -> dict[ShardId, str]:
         """Record final standings, and close ended tenures; return the shards of live runs."""
-        runs = {each.open_run for each in standings.values() if isinstance(each, MayConsume)}
+        runs = {each.open_run for each in standings.values() if isinstance(each, CanConsume)}
         ended = ended_runs(self.instance, runs - {""})
         open_by: dict[ShardId, str] = {}
         for shard, standing in standings.items():
@@ -160,14 +155,14 @@ class Placer:
                     placement.refused[shard] = sentence
                 case Finished():
                     placement.finished.add(shard)
-                case MayConsume(node, incarnation, ""):
+                case CanConsume(node, incarnation, ""):
                     placement.nodes[shard] = node
                     placement.incarnations[node] = incarnation
-                case MayConsume(node, _, run) if run in ended:
+                case CanConsume(node, _, run) if run in ended:
                     store, closing = self.deployment.store(), str(uuid.uuid4())
                     close_ended_tenure(store, self.key, shard, node, ended=run, closing=closing)
-                case MayConsume(_, _, run):
+                case CanConsume(_, _, run):
                     open_by[shard] = run
-                case MayClaim():
+                case CanClaim():
                     pass  # claimed with the others
         return open_by

@@ -1,8 +1,8 @@
-"""The Arrow way: one Spark job whose tasks read, transform and write ranges.
+"""One Spark job whose tasks read, transform and write ranges in Python workers.
 
-`spark_sweeper` runs it for streams without a transform, or with a transform of Arrow tables. A
-shard that fails does not stop the others, so the job is never repeated for them. If the source can
-divide ranges, parallel tasks share a long range; its files are listed in record order.
+`spark_sweeper` runs it for streams without a transform, or with an Arrow transform. A shard that
+fails does not affect the others, so the job is never repeated for them. If the source can divide
+ranges, parallel tasks share a long range; its files are listed in record order.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ def attempt_ranges(
     ranges: Sequence[ReadRange],
     numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepResult]:
-    """Run one Spark job for these ranges, into a folder of its own.
+    """Run one Spark job for these ranges, into a new folder.
 
     Returns:
         The outcome of each shard, or its error.
 
     Raises:
         JobFailed: the job failed as a whole, for example because a transform ended the worker.
-        SparkUnavailable: Spark went away, or does not share the output folder.
-        SweepInterrupted: `job.watch.doomed` became true.
+        SparkUnavailable: Spark is gone, or does not share the output folder.
         TransformError: the transform cannot be sent to Spark.
     """
     transform = _pickled(spark, job)
@@ -86,12 +85,7 @@ def attempt_ranges(
 
 
 def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
-    """Send the transform's code to the session; return the pickled transform, or None.
-
-    Raises:
-        SparkUnavailable: the session has other code under the same names.
-        TransformError: the transform cannot be pickled.
-    """
+    """Send the transform's code to the session; return the pickled transform, or None."""
     from pyspark import cloudpickle
 
     ship_code_of(job.transform, spark)
@@ -102,16 +96,15 @@ def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
     except Exception as error:
         raise TransformError(
             f"The transform of stream {job.stream} cannot be sent to Spark "
-            f"({users_error(error)}): create what it needs inside the transform."
+            f"({users_error(error)}): create the objects that it uses inside the transform."
         ) from error
 
 
 def _remove_failed(
     folder: OutputPlace, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]
 ) -> None:
-    """Delete the files of shards that failed."""
     for row in rows:
         if not isinstance(results[row.part.shard], SweepOutcome):
             for file in row.files:
-                with suppress(OSError):  # vacuum removes a file that stays
+                with suppress(OSError):  # vacuum removes the rest
                     (folder / file.path).remove(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Results of the tasks of the Arrow way: one row of JSON for each part of a range.
+"""The results of `range_tasks`: one row of JSON for each part of a range.
 
-`range_tasks` makes the rows, and `range_job` combines the rows of each range into the outcome of
-its shard. The parts must cover the range without holes or overlaps; otherwise the shard fails.
+`range_job` combines the rows of each range into the outcome of its shard. The parts must cover the
+range without holes or overlaps; otherwise the shard fails.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RangeRow:
     """The results of one part of a range.
 
     Attributes:
-        part: the part that was given to the task.
+        part: the part that the task received.
         read: the statistics of its records.
-        files: the files written, durable in content and name.
+        files: its files, with durable content and names.
         first: the cursor of the first record; empty if there was no record.
         last: the cursor of the last record; empty if there was no record.
         error: the error as `plain_error` encodes it; None on success.
@@ -93,8 +93,7 @@ def outcome_of(
     if mismatch := _mismatch(range_, parts, by_part):
         return BatchIncomplete(
             f"The batch of shard {range_.shard} from cursor {range_.start} to {range_.end} was not "
-            f"read as a whole: {mismatch}. Nothing of it was committed; the next run reads it "
-            "again."
+            f"read completely: {mismatch}. It was not committed; the next run reads it again."
         )
     ordered = [by_part[part] for part in parts]
     read = RangeStatistics()
@@ -108,11 +107,11 @@ def outcome_of(
 def _mismatch(
     range_: ReadRange, parts: Sequence[ReadRange], by_part: dict[ReadRange, RangeRow]
 ) -> str:
-    """Return why the parts do not cover the range, as a clause; empty if they do."""
-    reached = range_.start
+    """Return a clause on why the parts do not cover the range; empty if they do."""
+    position = range_.start
     for part in parts:
-        if part.start != reached:
-            return f"its parts leave {reached} and continue at {part.start}"
+        if part.start != position:
+            return f"one part ends at {position} and the next starts at {part.start}"
         row = by_part.get(part)
         if row is None:
             return f"Spark returned nothing for the part from {part.start} to {part.end}"
@@ -121,12 +120,12 @@ def _mismatch(
                 f"the part from {part.start} to {part.end} holds records from {row.first} to "
                 f"{row.last}"
             )
-        reached = part.end
-    return "" if reached == range_.end else f"its parts end at {reached}"
+        position = part.end
+    return "" if position == range_.end else f"its parts end at {position}"
 
 
 def _within(part: ReadRange, row: RangeRow) -> bool:
-    """Return True if the records read lie within the part; divided ranges have integer cursors."""
+    """Return True if the records are within the part; divided ranges have integer cursors."""
     first, last = int(row.first), int(row.last)
     records_max = last - first + 1
     return int(part.start) <= first <= last < int(part.end) and row.read.records <= records_max

@@ -1,8 +1,8 @@
-"""The tasks of the Arrow way: each reads, transforms and writes its ranges in a Python worker.
+"""The tasks of `range_job`: each reads, transforms and writes its ranges in a Python worker.
 
-Records never enter the JVM: Spark gives each task only a number, and the task returns one row for
-each of its ranges. A range that fails does not stop the others. `range_job` starts the tasks, and
-Spark's workers import this module by name.
+Records never enter the JVM: a task receives only its number from Spark, and returns one row for
+each of its ranges. A range that fails does not affect the others. Spark's workers import this
+module by name.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class RangeTasks:
     """The tasks of one job; Spark sends a copy of the whole instance to each task.
 
     Attributes:
-        source_options: the options of the reader.
         tasks: the ranges of each task, by task number.
-        folder: the attempt's folder.
         numbers: the batch numbers of each shard.
         positions: the position of each range in its batch.
         transform: the pickled transform; None to keep the records as they are.
@@ -54,7 +52,7 @@ class RangeTasks:
     transform_name: str
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the tasks of these numbers; yield the rows of each task's ranges."""
+        """Run the tasks with these numbers; yield the rows of each task's ranges."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield sent_back([row.text() for row in self.rows(number)])
@@ -70,8 +68,8 @@ class RangeTasks:
             return [RangeRow.failed(range_, failure) for range_ in ranges]
         task = _Task(reader, transform, self.transform_name, self.folder)
         # Files become durable in the background while the next ranges are read and written.
-        results = [task.make(range_, self._names(range_)) for range_ in ranges]
-        rows = [task.settled(row, files) for row, files in results]
+        results = [task.run(range_, self._names(range_)) for range_ in ranges]
+        rows = [task.settle(row, files) for row, files in results]
         if any(row.files for row in rows):
             self.folder.sync_folder()
         return rows
@@ -99,8 +97,6 @@ class RangeTasks:
 
 
 class _Task:
-    """One running task."""
-
     def __init__(
         self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: OutputPlace
     ) -> None:
@@ -110,7 +106,7 @@ class _Task:
         self._folder = folder
         self._moving = MovingRecords(folder)
 
-    def make(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
+    def run(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
         """Read, transform and write one range; return its row and its files."""
         files = RangeFiles(
             self._folder, names, range_.shard, self._name, columns_vary=decodes(self._transform)
@@ -123,11 +119,11 @@ class _Task:
             files.abandon()
             raise
         finally:
-            # Each range counts as progress, even if the source refuses it slowly.
+            # Each range counts as progress, even if the source fails slowly.
             self._moving.moved()
 
-    def settled(self, row: RangeRow, files: RangeFiles) -> RangeRow:
-        """Return the row of a range once its files are durable, or the row of its failure."""
+    def settle(self, row: RangeRow, files: RangeFiles) -> RangeRow:
+        """Wait until a range's files are durable; return its row, or the row of its failure."""
         try:
             files.settle()
         except Exception as error:
@@ -138,8 +134,8 @@ class _Task:
         files.abandon()
         if isinstance(error, LeaseholdError):
             return RangeRow.failed(range_, error)
-        whose = f"The output of shard {range_.shard}"
-        return RangeRow.failed(range_, unwritable(whose, self._folder, error))
+        output = f"The output of shard {range_.shard}"
+        return RangeRow.failed(range_, unwritable(output, self._folder, error))
 
     def _process(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
         read = RangeStatistics()
@@ -155,7 +151,7 @@ class _Task:
         return RangeRow(range_, read, written, first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
-        """Yield the records of a range in portions; any failure to read is a `LeaseholdError`."""
+        """Yield the records of a range in portions; convert any error to a `LeaseholdError`."""
         tables = portions(self._with_progress(self._reader.read(range_)))
         while True:
             try:
@@ -193,7 +189,7 @@ class _Task:
         return checked(output, range_.shard, self._name)
 
     def _bad_record(self, records: pa.Table) -> str | None:
-        """Find the first record for which the transform raises, by halving; return its cursor.
+        """Return the cursor of the first record for which the transform raises, found by halving.
 
         None if the transform raises only for several records together.
         """

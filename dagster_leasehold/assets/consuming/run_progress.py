@@ -1,6 +1,6 @@
-"""The progress of a run, in one line for people.
+"""The progress of a run, in one line.
 
-The job that follows shards shows its line as a tag. Assets log lines while they catch up.
+The job that follows shards shows the line as a tag. Assets log lines while they catch up.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ class RunProgress:
     """The state of a run between two batches.
 
     Attributes:
-        reports: the reports of all its shards so far.
-        unread: the unread records at the last poll; None if the source does not know.
-        waits_s: the time that the oldest unread record can have waited, in seconds; None if there
-            is no unread record, or its time is unknown.
+        unread: the unread records at the last poll; None if unknown.
+        waiting_s: the longest time that an unread record can have waited, in seconds; None if there
+            is no unread record, or the time is unknown.
         next_s: the time until the next batch, in seconds; None if there is no unread record.
         rate: records read per second over about the last minute.
     """
 
     reports: tuple[ConsumptionReport, ...]
     unread: int | None
-    waits_s: float | None
+    waiting_s: float | None
     next_s: float | None
     rate: float = 0.0
 
     @property
     def sentence(self) -> str:
-        """The progress in a short line: Dagster's pages cut tags after about fifty characters."""
+        """The progress in a short line, because Dagster's pages show only about 50 characters."""
         return f"{read_text(self.reports)} read, {self._ahead}"
 
     @property
@@ -47,7 +46,7 @@ class RunProgress:
         unread = "some" if self.unread is None else f"{self.unread:,}"
         if self.next_s < NOW_S and self.unread and (rate := rate_text(self.rate)):
             return f"{unread} unread, {rate}, {duration(self.unread / self.rate)} left"
-        waits = "" if self.waits_s is None else f" for {self.waits_s:.0f} s"
+        waits = "" if self.waiting_s is None else f" for {self.waiting_s:.0f} s"
         commit = "now" if self.next_s < NOW_S else f"in {self.next_s:.0f} s"
         return f"{unread} unread{waits}, commit {commit}"
 
@@ -58,7 +57,7 @@ class CatchUpLines:
 
     Attributes:
         lines: writes a line when it is due.
-        unread: returns the number of unread records, or None if the source does not know.
+        unread: returns the number of unread records, or None if unknown.
     """
 
     lines: ProgressLines
@@ -66,7 +65,7 @@ class CatchUpLines:
     _read: int = 0
 
     def __call__(self, commits: Sequence[BatchCommit]) -> None:
-        """Count the records of commits; ask the source only if a line is due."""
+        """Count the records of commits; query the source only if a line is due."""
         self._read += sum(commit.statistics.records or 0 for commit in commits)
         unread = self.unread() if self.lines.due else None
         self.lines(self._read, None if unread is None else self._read + unread)
@@ -79,7 +78,7 @@ def records_read(reports: Iterable[ConsumptionReport]) -> int | None:
 
 
 def read_text(reports: Collection[ConsumptionReport]) -> str:
-    """Return the number of records that a run has read, or of its batches if that is unknown."""
+    """Return the number of records that a run has read or, if unknown, of its batches."""
     records = records_read(reports)
     batches = sum(report.batches for report in reports)
     return _count(batches, "batch", "batches") if records is None else f"{records:,}"

@@ -1,6 +1,6 @@
-"""Quarantine of records that block their shard: as they were read, or unread.
+"""Sends records that block their shard to quarantine, as they were read or without their bytes.
 
-`spark_sweeper` calls it for records that the transform or the reader failed on.
+`spark_sweeper` calls it for records on which the transform or the reader failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, Try
+from dagster_leasehold.assets.consuming.sweep import Retry, SweepOutcome
 from dagster_leasehold.assets.output.attempts import file_name
 from dagster_leasehold.assets.output.shard_files import RangeFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
@@ -26,7 +26,7 @@ UNREAD = "its bytes could not be read"
 
 @dataclass(frozen=True)
 class SetAside:
-    """Replaces a transform: each record goes to quarantine with one reason."""
+    """A transform that sends each record to quarantine with one reason."""
 
     reason: str
 
@@ -38,12 +38,8 @@ class SetAside:
         return records.append_column(ERROR_COLUMN, errors)
 
 
-def set_aside_unread(job: SweepJob, each: Try) -> SweepOutcome:
-    """Write a quarantine row for a record that cannot be read, without a Spark job.
-
-    Raises:
-        OSError: the row cannot be written.
-    """
+def set_aside_unread(job: SweepJob, each: Retry) -> SweepOutcome:
+    """Write a quarantine row for a record that cannot be read, without a Spark job."""
     import pyarrow as pa
 
     shard, cursor = each.range_.shard, each.range_.start

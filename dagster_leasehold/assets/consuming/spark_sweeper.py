@@ -1,11 +1,11 @@
-"""Sweeps on Spark: one job for the ranges of many shards; the batch loop calls it.
+"""Runs sweeps on Spark, with one job for the ranges of many shards; the batch loop calls it.
 
-The transform selects one of two ways. Without a transform, or with a transform of Arrow tables,
-each task reads, transforms and writes its ranges, and each shard succeeds or fails alone
-(`range_job`). A transform of DataFrames needs Spark SQL (`frame_job`).
+The transform selects one of two kinds of job. Without a transform, or with an Arrow transform, each
+task reads, transforms and writes its ranges, and each shard succeeds or fails alone (`range_job`).
+A transform of DataFrames needs Spark SQL (`frame_job`).
 
 A few tasks share the ranges of all shards, because one task per shard would cost fifty times more.
-If a job fails as a whole and no worker names a shard, each shard is tried in a job of its own.
+If a job fails as a whole and no worker names a shard, each shard is tried in a separate job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
-from dagster_leasehold.assets.consuming.isolation import leaves_run_able
+from dagster_leasehold.assets.consuming.isolation import run_can_continue
 from dagster_leasehold.assets.consuming.range_job import attempt_ranges
 from dagster_leasehold.assets.consuming.setting_aside import SetAside, set_aside_unread
 from dagster_leasehold.assets.consuming.spark_work import (
@@ -27,7 +27,7 @@ from dagster_leasehold.assets.consuming.spark_work import (
     SweepJob,
     works_on_arrow,
 )
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
+from dagster_leasehold.assets.consuming.sweep import Retry, SweepOutcome, SweepResult
 from dagster_leasehold.assets.decoding.stream_decoding import whole_transform
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
@@ -55,9 +55,9 @@ _LOG = logging.getLogger(__name__)
 FRAME_TASKS_PER_CORE = 2
 RANGE_TASKS_PER_CORE = 1
 """One, because a task costs as much as reading about 100,000 records, and long ranges are divided
-anyway."""
+in any case."""
 SAME_FAILURE_MAX = 4
-"""If so many shards fail alone with the same cause and none succeeds, the rest is not tried."""
+"""If this many shards fail alone with the same cause and none succeeds, the rest is not tried."""
 
 
 def run_sweep(
@@ -74,7 +74,7 @@ def run_sweep(
         The outcome of each shard, or its error.
 
     Raises:
-        SparkUnavailable: Spark went away, and no shard has an outcome.
+        SparkUnavailable: Spark is gone, and no shard has an outcome.
         SweepInterrupted: `job.watch.doomed` became true.
     """
     attempt = attempt_ranges if works_on_arrow(job.transform) else attempt_frames
@@ -99,7 +99,7 @@ def run_sweep(
                 rest = [range_.shard for other in pending for range_ in other]
                 return results | dict.fromkeys(rest, failure.error)
         except TransformError as error:
-            # Raised before Spark read a record, so it concerns all shards.
+            # Raised before Spark read a record, so it applies to all shards.
             unusable = TransformUnusable(str(error))
             return results | {
                 range_.shard: unusable for other in (group, *pending) for range_ in other
@@ -116,12 +116,10 @@ class SparkSweeper:
     """Reads, transforms and writes ranges of a stream with Spark.
 
     Args:
-        stream: the stream's declaration: source and transform.
-        spark: the run's Spark.
         output_root: the folder of the stream's and group's output.
         doomed: polled while a job runs; the job is interrupted once it returns True.
         new_attempt: returns a name for an attempt's folder that was never used.
-        tasks_max: the most tasks of a job; by default one for each task that Spark runs at once,
+        tasks_max: the most tasks of a job; by default, one for each task that Spark runs at once,
             or two if the transform takes DataFrames.
     """
 
@@ -159,17 +157,17 @@ class SparkSweeper:
         """Run one sweep; see `run_sweep`.
 
         If the session is lost, because it expired or its server restarted, the sweep runs once more
-        in a new session. Files that the first try wrote, or still writes, are never committed.
+        in a new session. Files of the first attempt are never committed.
         """
         return self._run(self._job, ranges, numbers)
 
-    def apart(self, each: Try, guard: StallGuard) -> SweepResult:
-        """Make one batch whose earlier try failed, in its own job under its own watchdog."""
+    def retry(self, each: Retry, guard: StallGuard) -> SweepResult:
+        """Process a batch after a failed attempt, in a separate job under its own watchdog."""
         shard, watch = each.range_.shard, self._job.watch
         ranges, numbers = [each.range_], {shard: each.numbers}
         own = replace(
             watch,
-            # With its own tag, the job can be interrupted alone; `within` adds the run's tag.
+            # Its own tag allows the job to be interrupted alone; `within` adds the run's tag.
             tag=f"{watch.tag}-{shard}",
             within=watch.tag,
             doomed=lambda: guard.ending or watch.doomed(),
@@ -181,14 +179,14 @@ class SparkSweeper:
         if not each.unread:
             raw = replace(job, transform=ArrowTransform(SetAside(each.set_aside)))
             result = self._run(raw, ranges, numbers)[shard]
-            if not (isinstance(result, LeaseholdError) and leaves_run_able(result)):
+            if not (isinstance(result, LeaseholdError) and run_can_continue(result)):
                 return result
         try:
             return set_aside_unread(self._job, each)
         except OSError as error:
             return OutputUnwritable(
                 f"The quarantine of shard {shard} cannot be written to {self._job.output_root} "
-                f"({one_line(str(error))}): make sure that its disk has room."
+                f"({one_line(str(error))}): make sure that the disk has room."
             )
 
     def _run(
@@ -208,7 +206,7 @@ class SparkSweeper:
             try:
                 self._session = self._spark.open()
             except SparkUnavailable as error:
-                # No record was read, so this says nothing about the records.
+                # No record was read, so no record can be the cause.
                 raise SparkAway(str(error)) from error
             return self._session
 
@@ -220,6 +218,6 @@ class SparkSweeper:
             return self._session
 
     def _sized(self, session: SparkSession, job: SweepJob) -> SweepJob:
-        """Return the job with as many tasks as this session's Spark has room for now."""
+        """Return the job with as many tasks as this session's Spark can run now."""
         tasks_max = self._tasks_max or self._per_core * tasks_at_once(session)
         return replace(job, tasks_max=tasks_max)

@@ -1,7 +1,4 @@
-"""The parts of a Spark job that both ways of a sweep share: settings, failures and cleanup.
-
-`range_job` and `frame_job` call it.
-"""
+"""The common parts of `range_job` and `frame_job`: settings, failures and cleanup."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.output.worker_results import worker_errors
 from dagster_leasehold.assets.places.place import SIGNS_FOLDER, OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
-from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_feature
+from dagster_leasehold.assets.spark.missing_features import is_plan_error, lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -40,22 +37,18 @@ EXECUTOR_LOST = "ExecutorLostFailure"
 
 
 def works_on_arrow(transform: Transform | ArrowTransform | None) -> bool:
-    """Return True if sweeps with this transform use the Arrow way."""
+    """Return True if sweeps with this transform use `range_job`."""
     return transform is None or isinstance(transform, ArrowTransform)
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """The settings that all jobs of a sweep share.
+    """The common settings of a sweep's jobs.
 
     Attributes:
-        stream: the stream's name, for messages.
         source_options: the options of the reader in a worker.
         transform: the user's transform, or None to keep the records as they are.
-        output_root: the folder of the stream's output, which Spark's workers reach too.
-        new_attempt: returns a name for an attempt's folder that was never used.
-        watch: the run's watch over its jobs.
-        tasks_max: the most tasks of a job.
+        output_root: the folder of the stream's output, which Spark's workers can also access.
         divide: divides a range into parts for parallel tasks; None if ranges stay whole.
     """
 
@@ -69,7 +62,7 @@ class SweepJob:
     divide: Divide | None = None
 
     def begin_attempt(self) -> tuple[str, OutputPlace]:
-        """Make an attempt's folder; return its path relative to the output, and the folder."""
+        """Create an attempt's folder; return its path relative to the output, and the folder."""
         attempt = f"{ATTEMPTS_FOLDER}/{self.new_attempt()}"
         folder = self.output_root / attempt
         folder.make_folder()
@@ -106,7 +99,7 @@ def at_work(
     folder: OutputPlace,
     explain: Callable[[Exception], Exception],
 ) -> Generator[None]:
-    """Watch the job inside, and translate its exception with `explain`."""
+    """Watch the job in the block, and convert its exception with `explain`."""
     with (
         explained(job.watch, folder, explain),
         watched(spark, job.watch, folder),
@@ -135,23 +128,23 @@ def unavailable(error: Exception) -> SparkUnavailable:
     """Return the error for a Spark that does not answer."""
     kind = SessionLost if session_is_gone(error) else SparkUnavailable
     return kind(
-        f"Spark does not answer ({users_error(error)}): see the Spark server's log; the next run "
-        "starts again where this one stopped."
+        f"Spark does not answer ({users_error(error)}): see the Spark server's log. The next run "
+        "continues where this run stopped."
     )
 
 
 def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
-    """Return the error for a Spark that lacks functions on Arrow tables, which all jobs need."""
+    """Return the error for a Spark without functions on Arrow tables, which all jobs need."""
     return SparkFeatureMissing(
-        f"Stream {job.stream} needs a Spark that has functions on Arrow tables, and this one "
-        f"refuses them ({users_error(error)}): have the setting spark name another Spark."
+        f"Stream {job.stream} needs a Spark with functions on Arrow tables, and this Spark refuses "
+        f"them ({users_error(error)}): name another Spark in the setting spark."
     )
 
 
 def failed_job(
     error: Exception, job: SweepJob, ranges: Sequence[ReadRange]
 ) -> JobFailed | ShardsFailed | SparkUnavailable:
-    """Translate the exception of a job into an error for the shards that it concerns."""
+    """Convert the exception of a job to an error of its shards."""
     if session_is_gone(error):
         return unavailable(error)
     errors = worker_errors(error)
@@ -159,28 +152,28 @@ def failed_job(
         return JobFailed(job_error)
     if errors:
         return ShardsFailed({ShardId(shard): each for shard, each in errors.items()})
-    if lacks_feature(error) and (works_on_arrow(job.transform) or not is_of_a_plan(error)):
+    if lacks_feature(error) and (works_on_arrow(job.transform) or not is_plan_error(error)):
         return feature_missing(error, job)
-    whose, (first, *others) = str(job.stream), ranges
+    work, (first, *others) = str(job.stream), ranges
     if not others:
         cursors = f"between cursors {first.start} and {first.end}"
-        whose = f"shard {first.shard} of stream {job.stream}, {cursors},"
+        work = f"shard {first.shard} of stream {job.stream}, {cursors},"
     cause = users_error(error)
     if EXECUTOR_LOST in str(error):
         return JobFailed(
             TransformError(
-                f"The Spark job for {whose} failed, because it lost the executor of a task again "
-                f"and again ({cause}): see the logs of the cluster's workers, or give executors "
-                "more memory."
+                f"The Spark job for {work} failed, because it repeatedly lost the executor of a "
+                f"task ({cause}): see the logs of the cluster's workers, or give executors more "
+                "memory."
             ),
             EXECUTOR_LOST,
         )
-    return JobFailed(TransformError(f"The Spark job for {whose} failed with {cause}."), cause)
+    return JobFailed(TransformError(f"The Spark job for {work} failed with {cause}."), cause)
 
 
 def clean(folder: OutputPlace) -> None:
     """Delete the progress signs of an ended attempt, and its folder if that is empty."""
-    # An object store would take two requests, and few attempts leave a sign. Vacuum removes it.
+    # An object store would need two requests, and few attempts leave signs. Vacuum removes them.
     if folder.is_local:
         (folder / SIGNS_FOLDER).remove_folder()
     folder.remove_empty_folder()

@@ -1,6 +1,6 @@
-"""A sweep: the next batches of many shards, made together, and their outcomes.
+"""A sweep: the next batches of many shards, processed together, and their outcomes.
 
-Nothing here depends on Spark: `assets.consuming.spark_sweeper` runs the sweeps of the batch loop.
+This module does not depend on Spark: `spark_sweeper` runs the sweeps of the batch loop.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ class SweepOutcome:
 
     Attributes:
         attempt: the attempt's folder, relative to the stream's output folder.
-        files: the files of this shard, in order.
         statistics: counts of records and bytes, read and written.
-        columns: the distinct columns of the record files, as `assets.output.table.columns`
-            describes them.
+        columns: the distinct columns of the record files, as in `output.table.columns`.
         mistimed: the number of records whose time is outside the years 1 to 9999, and therefore
             stored as null.
-        mistimed_at: the cursor of the first of them, if known.
-        schemas: the schemas by which the records were decoded, for messages.
+        mistimed_at: the cursor of the first such record, if known.
+        schemas: the schemas with which the records were decoded, for messages.
     """
 
     attempt: str
@@ -96,14 +94,14 @@ class Sweeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """A batch of one shard that gets a job of its own, because an earlier try failed.
+class Retry:
+    """A batch of one shard that gets a separate job, because an earlier attempt failed.
 
     Attributes:
         numbers: the numbers of the batch.
         searched: True if the range is searched for a bad record, and can be divided.
-        set_aside: the reason why its records go to quarantine without the transform; empty if
-            they do not.
+        set_aside: the reason why its records go to quarantine without the transform; otherwise
+            empty.
         unread: True if they go there without their bytes, because reading them failed as well.
     """
 
@@ -114,35 +112,35 @@ class Try:
     unread: bool = False
 
 
-class Apart(Protocol):
-    """Makes batches in jobs of their own, in parallel to the sweeps of the run."""
+class SeparateJobs(Protocol):
+    """Processes batches in separate jobs, in parallel with the sweeps of the run."""
 
-    def start(self, tries: Sequence[Try]) -> None:
+    def start(self, retries: Sequence[Retry]) -> None:
         """Start these batches."""
         ...
 
-    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
-        """Return the results so far; wait for one `wait_s` seconds, or without limit if None."""
+    def done(self, *, wait_s: float | None) -> list[tuple[Retry, SweepResult]]:
+        """Return the results so far, after waiting up to `wait_s` for the first (None: forever)."""
         ...
 
     def interrupt(self) -> None:
-        """Give up the batches in flight."""
+        """Abandon the batches in flight."""
         ...
 
 
-class OneByOne(Apart):
-    """Makes the batches one after another when they start, with any sweeper."""
+class OneByOne(SeparateJobs):
+    """Processes the batches one after another in `start`, with any sweeper."""
 
     def __init__(self, sweeper: Sweeper) -> None:
         self._sweeper = sweeper
-        self._results: list[tuple[Try, SweepResult]] = []
+        self._results: list[tuple[Retry, SweepResult]] = []
 
     @override
-    def start(self, tries: Sequence[Try]) -> None:
-        self._results += [(each, self._make(each)) for each in tries]
+    def start(self, retries: Sequence[Retry]) -> None:
+        self._results += [(each, self._process(each)) for each in retries]
 
     @override
-    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+    def done(self, *, wait_s: float | None) -> list[tuple[Retry, SweepResult]]:
         results, self._results = self._results, []
         return results
 
@@ -150,7 +148,7 @@ class OneByOne(Apart):
     def interrupt(self) -> None:
         self._results = []
 
-    def _make(self, each: Try) -> SweepResult:
+    def _process(self, each: Retry) -> SweepResult:
         shard = each.range_.shard
         if each.set_aside:
             return TransformUnusable(f"Shard {shard} waits: {each.set_aside}")
@@ -158,7 +156,7 @@ class OneByOne(Apart):
 
 
 class GuardedSweeper:
-    """A sweeper under a watchdog, which gives a sweep up once it makes no progress."""
+    """A sweeper under a watchdog, which abandons a sweep that makes no progress."""
 
     def __init__(
         self,
@@ -179,7 +177,7 @@ class GuardedSweeper:
         return self.guarded(self._guard, lambda: self._sweeper(ranges, numbers))
 
     def guarded(self, guard: StallGuard, work: Callable[[], T]) -> T:
-        """Run work on Spark under a watchdog; if it stalls for lack of cores, raise `SparkAway`."""
+        """Run work on Spark under a watchdog; raise `SparkAway` if it stalls for lack of cores."""
         try:
             return guard.call(self._awaited, work)
         except RunStalled as stalled:
@@ -188,36 +186,33 @@ class GuardedSweeper:
             raise
 
 
-class GuardedApart(Apart):
-    """Makes batches in parallel, each in a job of its own under its own watchdog.
+class GuardedSeparateJobs(SeparateJobs):
+    """Processes batches in parallel, each in a separate job under its own watchdog.
 
     Args:
-        sweeper: runs work under a watchdog.
-        make: makes a batch under its watchdog.
-        guard: the run's watchdog.
-        hung: called when a batch was given up.
+        hung: called when a batch was abandoned.
     """
 
     def __init__(
         self,
         sweeper: GuardedSweeper,
-        make: Callable[[Try, StallGuard], SweepResult],
+        process: Callable[[Retry, StallGuard], SweepResult],
         guard: StallGuard,
         hung: Callable[[], None] = lambda: None,
     ) -> None:
         self._sweeper = sweeper
-        self._make = make
+        self._process = process
         self._guard = guard
         self._hung = hung
-        self._works: SideBySide[tuple[Try, SweepResult]] = SideBySide()
+        self._works: SideBySide[tuple[Retry, SweepResult]] = SideBySide()
         self._guards: set[StallGuard] = set()
 
     @override
-    def start(self, tries: Sequence[Try]) -> None:
-        self._works.start([partial(self._run, each) for each in tries])
+    def start(self, retries: Sequence[Retry]) -> None:
+        self._works.start([partial(self._run, each) for each in retries])
 
     @override
-    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+    def done(self, *, wait_s: float | None) -> list[tuple[Retry, SweepResult]]:
         return self._works.done(wait_s)
 
     @override
@@ -226,12 +221,12 @@ class GuardedApart(Apart):
         for guard in [*self._guards]:
             guard.interrupt()
 
-    def _run(self, each: Try) -> tuple[Try, SweepResult]:
-        # A single record gets as much time as a whole batch before it counts as blocking.
+    def _run(self, each: Retry) -> tuple[Retry, SweepResult]:
+        # A single record gets the time limit of a whole batch before it counts as blocking.
         with self._guard.beside(searching=each.searched) as guard:
             self._guards.add(guard)
             try:
-                return each, self._sweeper.guarded(guard, lambda: self._make(each, guard))
+                return each, self._sweeper.guarded(guard, lambda: self._process(each, guard))
             except RunStalled as stalled:
                 self._hung()
                 return each, stalled
@@ -242,11 +237,7 @@ class GuardedApart(Apart):
 
 
 def check_quarantined(range_: ReadRange, quarantined: int, quarantined_max: int) -> None:
-    """Refuse a batch with more quarantined records than the stream allows.
-
-    Raises:
-        QuarantineLimitExceeded: there are more.
-    """
+    """Refuse a batch with more quarantined records than the stream allows."""
     if quarantined > quarantined_max:
         raise QuarantineLimitExceeded(
             f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
@@ -259,7 +250,7 @@ def mistimed_note(range_: ReadRange, outcome: SweepOutcome) -> str:
     """Return a warning about records whose time is stored as null; empty if there are none."""
     if not outcome.mistimed:
         return ""
-    first = f", the first of them at cursor {outcome.mistimed_at}" if outcome.mistimed_at else ""
+    first = f", the first at cursor {outcome.mistimed_at}" if outcome.mistimed_at else ""
     return (
         f"{outcome.mistimed} records of shard {range_.shard} between cursors {range_.start} and "
         f"{range_.end} have a time outside the years 1 to 9999{first}: their event_time is null."

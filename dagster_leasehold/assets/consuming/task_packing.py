@@ -18,10 +18,10 @@ Divide = Callable[[ReadRange, int], Sequence[ReadRange]]
 RECORDS_PER_TASK_MIN = 10_000
 """A task costs as much as moving this many records through a DataFrame."""
 RECORDS_PER_PART_MIN = 50_000
-"""On the Arrow way a task costs more than reading and writing this many records. Smaller parts
-would also leave small files."""
+"""A task of `range_job` costs as much as reading and writing this many records. Smaller parts would
+also leave small files."""
 UNEVEN_MAX = 1.25
-"""A range stays whole if it is at most this many times as long as a task's fair share."""
+"""A range is divided if it is more than this many times as long as a task's fair share."""
 
 
 def parts_of(
@@ -29,12 +29,10 @@ def parts_of(
 ) -> dict[ShardId, list[ReadRange]]:
     """Divide long ranges; return the parts of each shard's range, in order.
 
-    A range that is longer than a task's fair share is divided, so that one busy shard uses all
-    cores.
+    Dividing a range that is longer than a task's fair share lets one busy shard use all cores.
 
     Args:
         ranges: at most one per shard.
-        tasks_max: the most tasks of the job.
         divide: divides a range of the source; None if its ranges stay whole.
     """
     parts = {range_.shard: [range_] for range_ in ranges}
@@ -51,7 +49,7 @@ def parts_of(
 
 
 def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
-    """Return a range with its record count, which the intent of an earlier run does not store."""
+    """Return a range with its record count, which the intent of an earlier run lacks."""
     if range_.records:
         return range_
     try:
@@ -63,13 +61,11 @@ def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
 def pack(
     ranges: Sequence[ReadRange], tasks_max: int, records_min: int = RECORDS_PER_TASK_MIN
 ) -> list[tuple[ReadRange, ...]]:
-    """Distribute ranges over at most `tasks_max` tasks: longest first, to the least loaded task.
+    """Distribute ranges over at most `tasks_max` tasks, longest first, to the least loaded task.
 
     A range of unknown length counts as long.
 
     Args:
-        ranges: the ranges; each stays whole.
-        tasks_max: the most tasks.
         records_min: the average number of records that justifies a task.
     """
     sizes = [range_.records for range_ in ranges if range_.records > 0]

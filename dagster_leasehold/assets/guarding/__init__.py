@@ -1,5 +1,5 @@
-"""Waiting under guard: a call that makes no progress is given up, and its jobs are interrupted.
+"""The watchdog of a run: it abandons a call without progress, and interrupts its Spark jobs.
 
-Called by everything that uses Spark: `consuming`, `rewriting` and `windows`. It knows Spark and
-sources, and nothing about output.
+`consuming`, `rewriting` and `windows` use it for their work on Spark. It depends on Spark and
+sources, not on output.
 """

@@ -1,4 +1,4 @@
-"""Watches the Spark jobs of a run: tags, progress, a lack of cores, and interruption."""
+"""Watches a run's Spark jobs: tags, progress, lack of cores, and interruption."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobWatch:
 
     Attributes:
         tag: marks the jobs of this run, so that they can be interrupted.
-        work: the work of the jobs, as part of a sentence: `stream orders`.
+        work: the work of the jobs, as part of a sentence, such as `stream orders`.
         within: a second tag of the jobs, such as the tag of their run; empty for none.
         doomed: polled while a job runs; the job is interrupted once it returns True.
         progressed: called when a job starts, and while it makes progress.
@@ -43,19 +43,14 @@ class JobWatch:
     def interrupted(self) -> SweepInterrupted:
         """Return the error of a job that was interrupted."""
         return SweepInterrupted(
-            f"The Spark job of {self.work} was interrupted: this run no longer holds its leases "
-            "for certain, or it is ending."
+            f"The Spark job of {self.work} was interrupted: this run can have lost its leases, or "
+            "it is ending."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """The tasks of a job as Spark last reported them.
-
-    Attributes:
-        running: True if a task was running.
-        done: the number of completed tasks of each stage.
-    """
+    """The last report of Spark on the tasks of a job."""
 
     running: bool = False
     done: frozenset[tuple[int, int]] = frozenset()
@@ -63,10 +58,10 @@ class Tasks:
 
 @contextmanager
 def running_tasks(spark: SparkSession) -> Generator[Callable[[], Tasks]]:
-    """Yield a function that returns the tasks of the work inside.
+    """Yield a function that returns the tasks of the jobs in the block.
 
-    Spark waits for a free core without a message and without an end. A Connect server reports
-    changes to its clients, at most every two seconds; a driver can be asked at any time.
+    Spark waits for a free core forever and without a message. A Connect server reports changes to
+    its clients, at most every two seconds; a driver can be polled at any time.
     """
     session: Any = spark
     if not type(session).__module__.startswith("pyspark.sql.connect"):
@@ -82,7 +77,7 @@ def running_tasks(spark: SparkSession) -> Generator[Callable[[], Tasks]]:
 
 
 class _Progress:
-    """Keeps the last report of a Connect server on the tasks of a job."""
+    """Keeps a Connect server's last report on the tasks of a job."""
 
     def __init__(self) -> None:
         self.tasks = Tasks()
@@ -112,7 +107,7 @@ def _of_driver(tracker: Any) -> Tasks:
 def explained(
     watch: JobWatch, folder: OutputPlace, explain: Callable[[Exception], Exception]
 ) -> Generator[None]:
-    """Turn an error of the job inside into one for people, and remove the files of the attempt.
+    """Explain an error of the job in the block, and remove the files of the attempt.
 
     `explain` returns the error to raise for an error of Spark.
     """
@@ -123,7 +118,7 @@ def explained(
             raise watch.interrupted() from error
         failure = explain(error)
         if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
-            # Spark has ended the job; otherwise a task could still write into the folder.
+            # Spark has ended the job, so no task writes into the folder.
             folder.remove_folder()
         if failure is error:
             raise
@@ -134,12 +129,12 @@ def explained(
 def watched(
     spark: SparkSession, watch: JobWatch, folder: OutputPlace, *, by_tasks: bool = False
 ) -> Generator[None]:
-    """Tag the work inside, report its progress and a lack of cores, and interrupt it when doomed.
+    """Tag the jobs in the block, report progress and lack of cores, and interrupt doomed jobs.
 
     Killing a client does not stop its job on a Connect server, so an early exit interrupts it.
 
     Args:
-        folder: of the attempt, where tasks leave signs of their work.
+        folder: the folder of the attempt, where tasks write signs of progress.
         by_tasks: True if a completed task counts as progress, too.
     """
     tags = [tag for tag in (watch.tag, watch.within) if tag]
@@ -154,7 +149,7 @@ def watched(
         except Exception:
             raise
         except BaseException:
-            # This process ends, even if Spark does not answer.
+            # This process ends; it does so even if Spark does not answer.
             with suppress(Exception):
                 spark.interruptTag(watch.tag)
             raise
@@ -188,7 +183,7 @@ class _Watcher:
                 starved = not starved
                 self.watch.starved(starved)
             if self.watch.doomed():
-                # Repeated, since it can come before the job starts, or get lost.
+                # Repeated, because it can arrive before the job starts, or get lost.
                 with suppress(Exception):
                     self.spark.interruptTag(self.watch.tag)
             elif waited_s >= self.folder.watch_every_s:
@@ -203,7 +198,7 @@ class _Watcher:
         try:
             self._last = self.tasks()
         except Exception:
-            # The job fails as well, with the reason.
+            # The job also fails, and reports the reason.
             return True
         return self._last.running
 

@@ -1,4 +1,4 @@
-"""How one run uses Spark: its session, the watch over its jobs, and their interruption."""
+"""The use of Spark by one run: its session, the watch over its jobs, and their interruption."""
 
 from __future__ import annotations
 
@@ -37,19 +37,16 @@ class RunOnSpark:
     """The sessions and jobs of one run.
 
     Attributes:
-        session: returns the Spark session.
         renewed: returns a new session after a session was lost, or None if this process cannot
             have one.
-        run: the id of the run, for the tag of its jobs.
-        work: the work of the run, as part of a sentence: `stream orders`.
+        work: the work of the run, as part of a sentence, such as `stream orders`.
         where: the mode or address of Spark, for messages.
         doomed: polled while a job runs; the job is interrupted once it returns True.
-        progressed: called while a job makes progress.
-        starved_after_s: the seconds without a running task after which the run reports it.
-        tell: takes a sentence for the log of the run.
+        starved_after_s: the time without a running task after which the run warns, in seconds.
+        warn: logs a warning of the run.
         ended: returns True if another run has certainly ended.
-        hung: True once a job was given up that Spark can still execute.
-        starved: True while no task of the jobs runs, as if Spark had no free core.
+        hung: True once a job was abandoned that Spark can still execute.
+        starved: True while no task of the jobs runs, probably because Spark has no free core.
     """
 
     session: Callable[[], SparkSession]
@@ -60,7 +57,7 @@ class RunOnSpark:
     doomed: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     starved_after_s: float = STARVED_AFTER_S
-    tell: Callable[[str], None] = _LOG.warning
+    warn: Callable[[str], None] = _LOG.warning
     ended: Callable[[str], bool] = lambda _: False
     hung: bool = field(default=False, init=False)
     starved: bool = field(default=False, init=False)
@@ -86,7 +83,7 @@ class RunOnSpark:
         return session
 
     def renew(self) -> SparkSession | None:
-        """Return a new session after a session was lost, or None if there can be none."""
+        """Return a new session after a session was lost, or None if none is possible."""
         with span("session"):
             session = self.renewed()
         self._opened = session or self._opened
@@ -94,7 +91,7 @@ class RunOnSpark:
 
     @property
     def awaited(self) -> str:
-        """The answer that a job waits for, as part of a sentence."""
+        """What a job waits for, as part of a sentence."""
         return f"a free core of {self._spark}" if self.starved else "Spark"
 
     @property
@@ -102,14 +99,14 @@ class RunOnSpark:
         return f"Spark ({self.where})" if self.where else "Spark"
 
     def succeed(self, run: str) -> None:
-        """Record an earlier run that can have left a job running.
+        """Record an earlier run whose job can still run.
 
         1. A run is killed, or its host dies, in the middle of a Spark job.
-        2. The Connect server continues the job, which uses cores and writes files that nothing
-           names.
-        3. This run continues the work of the earlier run, and learns its id.
-        4. If the earlier run has certainly ended, its job is interrupted, in the session that runs
-           share. In a session of its own, a Connect server ends a job without a client by itself.
+        2. The Connect server continues the job, which uses cores and writes files that the ledger
+           never names.
+        3. This run continues the work of the earlier run, and reads its id.
+        4. If the earlier run has certainly ended, this run interrupts its job in the session that
+           runs share. If the earlier run had its own session, the server ends the job by itself.
         """
         self._predecessors.add(run)
 
@@ -121,8 +118,8 @@ class RunOnSpark:
                 if self.ended(run):
                     session.interruptTag(run_tag(run))
 
-    def note_hung(self) -> None:
-        """Record that a job was given up."""
+    def mark_hung(self) -> None:
+        """Record that a job was abandoned."""
         self.hung = True
 
     def _note_starved(self, starved: bool) -> None:
@@ -132,32 +129,32 @@ class RunOnSpark:
         sentence = (
             f"{self._spark} has run no task of {self.watch.work} for "
             f"{self.watch.starved_after_s:g} s, as if it had no free core: add workers, or give "
-            "other applications fewer cores. The run waits, for stall_limit_s at most."
+            "other applications fewer cores. The run waits for stall_limit_s at most."
         )
-        # On a thread of its own: the receiver can hang, and the watch must continue.
-        threading.Thread(target=self.tell, args=(sentence,), name="tell", daemon=True).start()
+        # On a separate thread: logging can hang, and the watch must continue.
+        threading.Thread(target=self.warn, args=(sentence,), name="warn", daemon=True).start()
 
     def abandon(self, *, ours: bool = True) -> bool:
         """Interrupt the jobs that still run; return True if Spark answers and works.
 
-        If the server is `ours`, it must complete a small job, because a server also accepts an
-        interruption when its Python workers stall. A busy server can take a while. Another Spark
-        only has to accept the interruption.
+        If the server is `ours`, it must also complete a small job, because a server accepts an
+        interruption even if its Python workers stall. Any other Spark must only accept the
+        interruption.
         """
         session = self._opened
         if session is None:
             return False
         answered = threading.Event()
 
-        def ask() -> None:
+        def interrupt() -> None:
             with suppress(Exception):
                 session.interruptTag(self.watch.tag)
                 if ours:
-                    # Without a tag: the watch over the given-up job keeps interrupting its tag.
+                    # Without a tag: the watch over the abandoned job keeps interrupting its tag.
                     session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
                 answered.set()
 
-        threading.Thread(target=ask, name=f"abandon {self.watch.tag}", daemon=True).start()
+        threading.Thread(target=interrupt, name=f"abandon {self.watch.tag}", daemon=True).start()
         return answered.wait(ABANDON_S if ours else INTERRUPT_S)
 
 
@@ -168,14 +165,14 @@ def guarded_run(
     *,
     run: str,
     work: str,
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
     ended: Callable[[str], bool],
     starved_after_s: float,
 ) -> Generator[RunOnSpark]:
-    """Use Spark for the work of a run as long as its guard waits.
+    """Use Spark for the work of a run while its guard waits.
 
-    If the work was given up, its jobs are interrupted at the end of the block, when the run has
-    released everything: the next run then finds no stalled Spark.
+    If the work was abandoned, its jobs are interrupted at the end of the block, after the run has
+    released its shards, so that the next run finds no stalled Spark.
     """
     on_spark = RunOnSpark(
         session=lambda: spark.spark_session,
@@ -186,7 +183,7 @@ def guarded_run(
         doomed=lambda: guard.ending,
         progressed=guard.progressed,
         starved_after_s=starved_after_s,
-        tell=tell,
+        warn=warn,
         ended=ended,
     )
     try:
@@ -194,7 +191,7 @@ def guarded_run(
     finally:
         stalled = guard.stalled is not None or on_spark.hung
         if stalled and not on_spark.abandon(ours=spark.mode == CONNECT) and spark.end_server():
-            _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
+            _LOG.warning("Spark's server did not answer within %g s and was ended", ABANDON_S)
 
 
 def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

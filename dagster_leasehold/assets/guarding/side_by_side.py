@@ -1,4 +1,4 @@
-"""Tasks that run side by side, so that one that hangs delays no other."""
+"""Runs tasks side by side, so that a task that hangs does not delay the others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class SideBySide(Generic[T]):
-    """Runs tasks on daemon threads, which no process waits for when it ends.
+    """Runs tasks on daemon threads, which do not delay the end of the process.
 
-    It belongs to one thread, which starts the tasks and takes their results.
+    One thread owns it: it starts the tasks and takes their results.
 
     Args:
         at_once: the most tasks at the same time.
@@ -30,24 +30,24 @@ class SideBySide(Generic[T]):
         self._results: SimpleQueue[T | BaseException] = SimpleQueue()
 
     @property
-    def under_way(self) -> int:
-        """The number of tasks without a result taken."""
+    def in_flight(self) -> int:
+        """The number of tasks whose results were not yet taken."""
         return self._running + len(self._waiting)
 
     def start(self, tasks: Iterable[Callable[[], T]]) -> None:
-        """Start some tasks; those beyond `at_once` start as results are taken."""
+        """Start tasks. Beyond `at_once`, each task starts when a result is taken."""
         self._waiting.extend(tasks)
         while self._waiting and self._running < self._at_once:
             self._running += 1
             context, task = contextvars.copy_context(), self._waiting.popleft()
             threading.Thread(
-                target=context.run, args=(self._run, task), name="apart", daemon=True
+                target=context.run, args=(self._run, task), name="side by side", daemon=True
             ).start()
 
     def done(self, wait_s: float | None = 0.0) -> list[T]:
-        """Return the results so far; wait for the first result for so long, None for any time.
+        """Return the results so far, after waiting up to `wait_s` for the first (None: forever).
 
-        An error of a task is raised here.
+        Raises the error of a task.
         """
         results: list[T] = []
         while self._running:
@@ -66,7 +66,7 @@ class SideBySide(Generic[T]):
         return results
 
     def drop(self) -> None:
-        """Forget the tasks that have not started."""
+        """Discard the tasks that have not started."""
         self._waiting.clear()
 
     def _run(self, task: Callable[[], T]) -> None:

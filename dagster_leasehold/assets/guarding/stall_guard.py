@@ -1,15 +1,16 @@
-"""Gives up calls that make no progress for too long.
+"""Abandons calls that make no progress for too long.
 
-A node beats while its run hangs, so its lease says nothing about the progress of the run. Therefore
-each call that a run waits for (the source, Spark, Dagster's storage) runs on a separate thread, and
-the run waits only as long as there is progress:
+A node sends heartbeats while its run hangs, so its lease does not show whether the run makes
+progress. Therefore each call that a run waits for (the source, Spark, Dagster's storage) runs on a
+separate thread, and the run waits only while there is progress:
 
-1. A read of the source hangs in a socket, or a Spark worker stalls. The node keeps beating.
+1. A read of the source hangs in a socket, or a Spark worker stalls. Heartbeats continue.
 2. There is no progress for `limit_s`: the run stops waiting, and abandons the thread.
-3. The run releases its shards at their last checkpoints, and fails with a sentence.
-4. The thread wakes up. The run holds no tenure, so nothing that the thread does is committed.
+3. The run releases its shards at their last checkpoints, and fails with an error message.
+4. The thread wakes up. The run has no tenure, so nothing that the thread does is committed.
 
-A call makes progress when it returns, or reports progress: a Spark job does while records move.
+A call makes progress when it returns or reports progress, as a Spark job does while it processes
+records.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 SEARCHING_FRACTION = 0.1
 SEARCHING_MIN_S = 60.0
-"""The shortest limit for a part of a batch: a worker can have to load a library first."""
+"""The shortest limit for a part of a batch: a worker sometimes loads a library first."""
 POLL_S = 0.2
 UNWIND_S = 10.0
 """The longest wait for a call that the run has interrupted, in seconds."""
@@ -57,9 +58,9 @@ T = TypeVar("T")
 
 
 def searching_limit_s(limit_s: float) -> float:
-    """Return the limit of a part of a searched batch, in seconds.
+    """Return the limit for a part of a batch that is searched for a bad record, in seconds.
 
-    A part that is given up too soon costs another try, and blames no record.
+    If the limit is too short, the part is tried again; no record is blamed.
     """
     return min(limit_s, max(SEARCHING_MIN_S, limit_s * SEARCHING_FRACTION))
 
@@ -78,7 +79,7 @@ class _Call:
         try:
             self._result = self._context.run(self._work)
         except BaseException as error:
-            # The waiting thread raises it again, also an interruption.
+            # The waiting thread raises it again, even an interruption.
             self._error = error
         finally:
             self.done.set()
@@ -90,24 +91,24 @@ class _Call:
 
 
 class StallGuard:
-    """Waits for the calls of one run, and gives the run up when they make no progress.
+    """Waits for the calls of one run, and abandons a call that makes no progress.
 
-    A context manager. Once a call was given up, every later call fails at once with its error.
+    A context manager. Once a call was abandoned, every later call fails at once with its error.
 
     Args:
         limit_s: the longest time without progress, in seconds.
-        given_up: what the run does then, as the end of a sentence after "so that it".
+        consequence: what the run does then, as the end of a sentence after "so it".
     """
 
     def __init__(
         self,
         limit_s: float,
         clock: Clock,
-        given_up: str = "gave its shards up: the next run continues from their checkpoints",
+        consequence: str = "released its shards, which the next run continues",
     ) -> None:
         self._limit_s = limit_s
         self._clock = clock
-        self._given_up = given_up
+        self._consequence = consequence
         self._progress_at = clock()
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -121,15 +122,15 @@ class StallGuard:
             searching: True for a part of a batch that is searched for a bad record.
         """
         limit_s = searching_limit_s(self._limit_s) if searching else self._limit_s
-        return StallGuard(limit_s, self._clock, "gave this shard up at its checkpoint")
+        return StallGuard(limit_s, self._clock, "released this shard at its checkpoint")
 
     def interrupt(self) -> None:
-        """Ask the running call to end, because no caller waits for it."""
+        """Request the end of the running call, because no caller waits for it."""
         self._ending.set()
 
     @property
     def stalled(self) -> RunStalled | None:
-        """The error of a run that was given up, or None."""
+        """The error of the abandoned call, or None."""
         return self._stalled
 
     @property
@@ -142,7 +143,7 @@ class StallGuard:
         self._progress_at = self._clock()
 
     def call(self, what: str | Callable[[], str], work: Callable[[], T]) -> T:
-        """Do some work, and wait for its result while it makes progress; its errors are raised.
+        """Run `work`, and wait for its result while it makes progress; raise its errors.
 
         Args:
             what: what the run waits for, as part of a sentence, or a function that returns it.
@@ -165,14 +166,14 @@ class StallGuard:
                     awaited = what if isinstance(what, str) else what()
                     self._stalled = RunStalled(
                         f"This run made no progress for {self._limit_s:g} s while it waited for "
-                        f"{awaited}, so that it {self._given_up}. Let that answer sooner, or "
-                        "raise stall_limit_s if work can take so long."
+                        f"{awaited}, so it {self._consequence}. Find out why there was no answer, "
+                        "or raise stall_limit_s if the work can take longer."
                     )
                     raise self._stalled
         except RunStalled:
             raise
         except BaseException:
-            # The run is interrupted. The call has to end too, since Spark jobs outlive a client.
+            # The run is interrupted. The call must end too, because Spark jobs outlive a client.
             self._ending.set()
             call.done.wait(UNWIND_S)
             raise
@@ -196,7 +197,7 @@ class StallGuard:
 
 
 class GuardedSource(ShardSource):
-    """A source whose calls are under guard."""
+    """A source whose calls run under the guard."""
 
     def __init__(self, source: ShardSource, guard: StallGuard) -> None:
         self._source = source
@@ -230,13 +231,13 @@ class GuardedSource(ShardSource):
         return self._source.lag(shard, cursor, bounds)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """Return the times of the records at these cursors, as far as the source knows them."""
+        """Return the times of the records at these cursors, where the source has them."""
         return self._guard.call(
             "the source's times of unread records", lambda: times_for(self._source, cursors)
         )
 
     def log_identity(self) -> str | None:
-        """Return the identity of the log, if the source knows it."""
+        """Return the identity of the log, if the source has one."""
         return self._guard.call("the identity of the log", lambda: identity_of_log(self._source))
 
     @override
@@ -245,12 +246,12 @@ class GuardedSource(ShardSource):
 
     @override
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        # Not under guard: only Spark's workers read.
+        # Without the guard: only Spark's workers read.
         return self._source.read(range_)
 
 
 class _GuardedCursorsSource(GuardedSource):
-    """A guarded source that finds bounds from the cursors of its readers."""
+    """A guarded source that determines bounds from its readers' cursors."""
 
     def __init__(self, source: BoundedFromCursors, inner: ShardSource, guard: StallGuard) -> None:
         super().__init__(inner, guard)
@@ -272,7 +273,7 @@ class _GuardedOffsetsSource(GuardedSource):
 
 
 def guarded_source(source: ShardSource, guard: StallGuard) -> ShardSource:
-    """Return the source with its calls under guard."""
+    """Return the source with its calls under the guard."""
     if isinstance(source, BoundedFromCursors):
         return _GuardedCursorsSource(source, source, guard)
     if isinstance(source, DivisibleRanges):

@@ -1,9 +1,9 @@
 """Names of committed files: the folder of an attempt, and the files in it.
 
-Each try of a run writes into a new folder. Nothing in it is renamed or overwritten. A file counts
-if the ledger names it; vacuum removes the others once they are old enough.
+Each attempt of a run writes into a new folder, where no file is renamed or overwritten. A file is
+part of the output if the ledger names it; vacuum removes the others once they are old enough.
 
-The name of a data file says which batches it holds, for readers without the ledger:
+For readers without the ledger, the name of a data file contains its batches:
 `<shard>.<first batch>-<last batch>.<rest>[.quarantine].parquet`. The rest orders the files of one
 batch, and is unique.
 """
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(.+)\.([0-9]+)-([0-9]+)\.[^.]+(?:\.quarantine)?\.parque
 
 
 def attempt_label(run: str) -> str:
-    """Return the beginning of the names of a run's attempts, which people and vacuum read."""
+    """Return the prefix of the names of a run's attempts, for people and vacuum."""
     return re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
 
 
@@ -43,10 +43,10 @@ def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
 
 
 def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]]]) -> None:
-    """Check that this process sees the files that Spark's workers wrote.
+    """Check that this process finds the files that Spark's workers wrote.
 
-    An object store keeps every file that it has acknowledged. There, one file of each task is
-    enough to see that the task wrote to the store that this process reads.
+    An object store keeps every file that it has acknowledged. There, one file of each task shows
+    that the task wrote to the store that this process reads.
 
     Args:
         by_task: the name and the size of each file, task by task.
@@ -59,26 +59,26 @@ def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]
     for (name, written), size in zip(files, sizes, strict=True):
         if size != written:
             raise SparkUnavailable(
-                f"Spark reported that it wrote {name}, and it is not in {folder}: let Spark's "
+                f"Spark reported that it wrote {name}, which is not in {folder}: make Spark's "
                 "workers and this process share the output folder."
             )
 
 
 def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
-    """Date files that are swapped out by the swap, so that vacuum counts their age from there.
+    """Set the time of replaced files to now, so that vacuum counts their age from the swap.
 
-    A reader can have listed them a moment ago. It is called before the swap, as a crash after the
-    swap could prevent it, and after the swap.
+    A reader can have listed them just before the swap. Callers call this before the swap, in case
+    they crash after it, and again afterwards.
 
     Raises:
-        OutputUnwritable: the files cannot be dated. A swap has to wait then.
+        OutputUnwritable: the time cannot be set. The swap must wait then.
     """
     try:
         output_root.note_replaced([file.path for file in files])
     except OSError as error:
         raise OutputUnwritable(
             f"The files that are being replaced in {output_root} cannot be marked as such "
-            f"({one_line(str(error))}): let this account write to the output folder."
+            f"({one_line(str(error))}): allow this account to write to the output folder."
         ) from error
 
 
@@ -102,12 +102,12 @@ def reading(path: OutputPlace, batch: str = "") -> Generator[None]:
 
 
 def file_name(shard: ShardId, numbers: range, rest: str, *, quarantine: bool = False) -> str:
-    """Return the name of a file of records of some batches; `rest` has no dots."""
+    """Return the name of a file with the records of some batches; `rest` has no dots."""
     kind = ".quarantine" if quarantine else ""
     return f"{shard}.{numbers.start}-{numbers.stop - 1}.{rest}{kind}.parquet"
 
 
 def shard_and_batches(name: str) -> tuple[ShardId, range] | None:
-    """Return the shard and the batch numbers in the name of a file; None if it has none."""
+    """Return the shard and the batch numbers from the name of a file, or None."""
     match = _NUMBERED.fullmatch(name)
     return (ShardId(match[1]), range(int(match[2]), int(match[3]) + 1)) if match else None

@@ -1,7 +1,7 @@
-"""The IO manager that loads committed output for downstream assets, in the type they ask for.
+"""The IO manager that loads committed output for downstream assets, in the type of their inputs.
 
-It waits until the table shows everything that was committed when the input is loaded. It stores no
-values, because the output of a stream is committed without Dagster.
+It waits until the table shows everything that was committed before the input is loaded. It stores
+no values, because the output of a stream is committed without Dagster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 TIME_COLUMN_KEY = "event_time_column"
-"""The key in an input's metadata for the column of its time window, by default `event_time`."""
+"""The key in an input's metadata for the column of its time window; the default is `event_time`."""
 KINDS = {
     ("pyarrow", "Table"): "table",
     ("pyarrow", "Dataset"): "dataset",
@@ -47,13 +47,12 @@ def kind_of(annotation: object) -> str | None:
 class CommittedInput(dg.IOManager):
     """Loads the committed output of a stream as a Spark, pandas or Polars frame, or as Arrow data.
 
-    A downstream asset with the partitions of the stream gets the shards of its run. One with time
-    partitions gets the records of its time window, of all shards. With other partitions it gets the
-    shards of its partition mapping, and without partitions the whole stream.
+    A downstream asset gets:
 
-    Args:
-        stream: the stream whose output it loads.
-        deployment: has the lease store, the catalog and the files.
+    * with the partitions of the stream, the shards of its run;
+    * with time partitions, the records of its time window, of all shards;
+    * with other partitions, the shards of its partition mapping;
+    * without partitions, the whole stream.
     """
 
     def __init__(self, stream: ShardStream, deployment: Deployment) -> None:
@@ -61,7 +60,7 @@ class CommittedInput(dg.IOManager):
         self._deployment = deployment
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Refuse the value, and say in a Failure what to do instead."""
+        """Refuse the value with a Failure."""
         del obj
         raise dg.Failure(
             f"{output_key(self._stream)} stores no values, and "
@@ -71,11 +70,7 @@ class CommittedInput(dg.IOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Return the committed output that an input asks for.
-
-        Raises:
-            Failure: the type of the input is not supported, or the output cannot be read.
-        """
+        """Return the committed output for an input."""
         try:
             return self._load(context)
         except LeaseholdError as error:
@@ -118,7 +113,7 @@ class CommittedInput(dg.IOManager):
 
 
 def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
-    """Return the records of a dataset as an input of a kind; a lazy frame reads on demand."""
+    """Return the records of a dataset in the kind of the input; a lazy frame reads on demand."""
     if kind in ("polars", "lazy"):
         import polars
 
@@ -129,7 +124,7 @@ def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
 
 
 def selection(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:
-    """Return the shards (None for all) and the event times that an input asks for."""
+    """Return the shards (None for all) and the event times to load for an input."""
     partitions = context.step_context.run_partitions_def
     if partitions is None or not context.has_asset_partitions:
         return None, ALWAYS

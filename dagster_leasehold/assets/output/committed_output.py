@@ -1,6 +1,6 @@
-"""Committed output, read through the published table of the group: with Arrow or Spark.
+"""Committed output, read with Arrow or Spark through the published table of the group.
 
-Committed output appears in the table some seconds later. A reader can wait for it.
+Output appears in the table some seconds after its commit. A reader can wait for it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Chosen(TypedDict, total=False):
-    """Options that select records; by default all records of the newest snapshot.
+class ReadOptions(TypedDict, total=False):
+    """Options that select records; by default, all records of the newest snapshot.
 
     Attributes:
         shards: read only these shards.
-        snapshot_id: read an earlier snapshot instead of the newest.
+        snapshot_id: read this snapshot instead of the newest.
         wait: True to read everything that was committed before the call. The call waits until the
             table shows it, and raises `TableUnavailable` if nothing is published for a minute.
     """
@@ -53,13 +53,13 @@ class Chosen(TypedDict, total=False):
 class CommittedOutput:
     """The committed output of one group.
 
-    All methods raise `TableUnavailable` if the table or its catalog cannot be reached or a wait has
+    All methods raise `TableUnavailable` if the table or its catalog cannot be reached or a wait
     timed out, and `OutputUnreadable` if there is no such snapshot or time column.
 
     Attributes:
         output_root: the folder of the output, or its URI.
-        table: the settings of the table. With them, a reader that waits publishes by itself what
-            no other process is publishing; without them, it waits for the deployment.
+        table: the settings of the table. With them, a waiting reader publishes by itself if no
+            other process does; without them, it waits for the deployment.
         catalog: the catalog of the table.
     """
 
@@ -69,8 +69,8 @@ class CommittedOutput:
     table: TableSettings | None = None
     catalog: CatalogSettings = THE_LEASE_DATABASE
 
-    def plan(self, *, span: EventSpan = ALWAYS, **options: Unpack[Chosen]) -> TablePlan:
-        """Return the files that can hold the selected records, without files outside of `span`."""
+    def plan(self, *, span: EventSpan = ALWAYS, **options: Unpack[ReadOptions]) -> TablePlan:
+        """Return the files that can contain the selected records and overlap `span`."""
         place = output_place(self.output_root)
         if options.get("wait"):
             catch_up(self.store, self.key, place, table=self.table, catalog=self.catalog)
@@ -85,12 +85,16 @@ class CommittedOutput:
         )
 
     def dataset(
-        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **options: Unpack[Chosen]
+        self,
+        *,
+        span: EventSpan = ALWAYS,
+        time_column: str = TIME_COLUMN,
+        **options: Unpack[ReadOptions],
     ) -> ds.Dataset:
         """Return the records as an Arrow dataset, in order of shard and batch.
 
-        Each shard begins where its output has not expired. A column that a transform added later is
-        null before. `span` selects event times, in `time_column`.
+        Each shard begins with its first output that has not expired. A column that a transform
+        added later is null in earlier records. `span` selects event times in `time_column`.
         """
         plan = self.plan(span=span if time_column == TIME_COLUMN else ALWAYS, **options)
         expression = span.expression(time_column)
@@ -105,7 +109,7 @@ class CommittedOutput:
         *,
         span: EventSpan = ALWAYS,
         time_column: str = TIME_COLUMN,
-        **options: Unpack[Chosen],
+        **options: Unpack[ReadOptions],
     ) -> DataFrame:
         """Return the records as a Spark DataFrame; the workers need access to the output."""
         plan = self.plan(span=span if time_column == TIME_COLUMN else ALWAYS, **options)
@@ -149,8 +153,7 @@ def parquet_frame(
 def _check_time_column(key: GroupKey, column: str, columns: Sequence[str]) -> None:
     if column not in columns:
         raise OutputUnreadable(
-            f"The output of {key} has no column {shown(column)} to choose times by: it has "
-            f"{', '.join(columns)}."
+            f"The output of {key} has no time column {shown(column)}: it has {', '.join(columns)}."
         )
 
 
@@ -159,8 +162,8 @@ def write_parquet(
 ) -> int:
     """Write all records of planned files, in order, into a new file; return their number.
 
-    The file appears when it is complete and durable. Memory holds a few batches. `progress` is
-    called with the number of records written so far.
+    The file appears when it is complete and durable. Memory holds a few batches. `progress`
+    receives the number of records written so far.
 
     Raises:
         LogCorrupt: a file that the table names is missing or damaged.

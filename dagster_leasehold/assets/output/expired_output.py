@@ -1,4 +1,4 @@
-"""Expired output: where the output of a shard begins."""
+"""Expired output: where the remaining output of a shard begins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expired_output(
 
 
 def output_begins(key: GroupKey, shard: ShardId, expired: Expired) -> str:
-    """Return a sentence on where committed output of a shard begins."""
+    """Return a sentence on where the remaining output of a shard begins."""
     return (
         f"Committed output of shard {shard} of {key} begins at cursor {expired.begin} "
         f"(batch {expired.first_number}): {expired.batches:,} batches before it, with "
@@ -38,7 +38,7 @@ def output_begins(key: GroupKey, shard: ShardId, expired: Expired) -> str:
 
 
 def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> list[str]:
-    """Return a sentence for each shard with expired output, in order, up to a limit."""
+    """Return a sentence for each shard with expired output, up to a limit."""
     shards = sorted(expired, key=rank_key)
     lines = [output_begins(key, shard, expired[shard]) for shard in shards[:SHARDS_NAMED_MAX]]
     more = len(shards) - len(lines)
@@ -56,6 +56,6 @@ def refuse_expired_times(
     for shard, expired in expired_output(store, key).items():
         if expired.may_hold(since, until):
             raise OutputUnreadable(
-                f"{output_begins(key, shard, expired)} They may have held records of the event "
-                f"times from {since} to {until}, which can no longer be read whole."
+                f"{output_begins(key, shard, expired)} They can include records with event times "
+                f"from {since} to {until}, so this range cannot be read completely."
             )

@@ -1,16 +1,16 @@
-"""The owner of a folder of output: only one lease store writes there and removes files.
+"""The owner of an output folder: only one lease store writes there and removes files.
 
-A lease store removes files that its ledger does not name. Two stores with one folder would remove
-each other's output. So the first store that writes leaves a mark before anything else, and every
-other store is refused:
+A deployment removes files that the ledger of its lease store does not name. Two stores with one
+folder would remove each other's output. So a store writes its mark into the folder first, and a
+folder with the mark of another store is refused:
 
 1. Two stores, A and B, read a folder without a mark.
-2. Both try to write their mark. Only one of two different contents is written.
-3. The other store reads the mark and refuses the folder.
+2. Both try to write their marks. Only one of them is written.
+3. The other store reads that mark, and refuses the folder.
 
 A copy of a store has the identity of the original. An embedded store differs from its copy in the
-file of its database, whose path the mark has relative to the folder. So a home can be moved as a
-whole, and one of two copies with a common folder is refused. A store that was moved into a database
+path of its database file, which the mark has relative to the folder. So a home can be moved as a
+whole, and of two copies with a common folder, one is refused. A store that moves into a database
 server takes the folder over from its former file.
 """
 
@@ -41,7 +41,7 @@ class FolderOwner:
 
     Attributes:
         store: the identity of a lease store.
-        file: the path of an embedded store, relative to the folder on a disk; empty for a server.
+        file: the path of an embedded store, relative to a local folder; empty for a server.
     """
 
     store: str
@@ -58,7 +58,7 @@ class FolderOwner:
 
     @classmethod
     def parse(cls, content: bytes) -> Self | None:
-        """Return the mark in a content, or None if it has no mark."""
+        """Return the mark from JSON, or None if the content is no mark."""
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
@@ -75,21 +75,19 @@ def owned(
     """Return a folder after checking that it belongs to a store.
 
     Args:
-        folder: of the output of one group.
-        again: read the mark also if this process has read it before.
+        again: read the mark even if this process has read it before.
         claim: write the mark of the store into a folder without a mark.
 
     Raises:
         OutputNotOwned: it belongs to another store.
-        OutputUnwritable: the mark cannot be read or written.
     """
     own, mark = FolderOwner.of(store.identity(), folder), folder / MARK
     if not again and (str(folder), own) in _own_folders:
         return folder
-    with _reached(mark):
+    with _checked_access(mark):
         content = mark.content()
         if content is None and claim:
-            # The slower of two stores reads the mark of the other.
+            # The slower of two stores reads the other's mark.
             content = own.content() if mark.put_first(own.content()) else mark.content()
         if content is not None:
             other = FolderOwner.parse(content)
@@ -103,37 +101,33 @@ def owned(
 
 def _refusal(own: FolderOwner, other: FolderOwner | None, folder: OutputPlace) -> str:
     if other is None:
-        whose = "has a mark that is not one of a lease store"
+        finding = "has a mark that no lease store wrote"
     elif other.store == own.store:
-        whose = f"belongs to another copy of this lease store, in {other.file or 'a server'}"
+        finding = f"belongs to another copy of this lease store, in {other.file or 'a server'}"
     else:
-        whose = f"belongs to another lease store ({other.store})"
+        finding = f"belongs to another lease store ({other.store})"
     return (
-        f"The output folder {folder} {whose}, which would remove files of this one: choose another "
-        "folder with the setting `output`. If the other one is gone for good, run `leasehold db "
-        "take-over`."
+        f"The output folder {folder} {finding}, whose deployment would remove our files: choose "
+        "another folder with the setting `output`. If the other store is gone for good, run "
+        "`leasehold db take-over`."
     )
 
 
 def take_over(store: Identity, folder: OutputPlace) -> tuple[FolderOwner | None, FolderOwner]:
-    """Make a store the owner of a folder; return the former mark and the new one.
-
-    Raises:
-        OutputUnwritable: the mark cannot be read or written.
-    """
+    """Make a store the owner of a folder; return the former mark and the new one."""
     own, mark = FolderOwner.of(store.identity(), folder), folder / MARK
-    with _reached(mark):
+    with _checked_access(mark):
         before = mark.content()
         mark.put(own.content())
     return (None if before is None else FolderOwner.parse(before)), own
 
 
 @contextmanager
-def _reached(mark: OutputPlace) -> Generator[None]:
+def _checked_access(mark: OutputPlace) -> Generator[None]:
     try:
         yield
     except OSError as error:
         raise OutputUnwritable(
             f"The mark {mark}, which names the owner of the folder, cannot be read or written "
-            f"({one_line(str(error))}): let this account write there, and try again."
+            f"({one_line(str(error))}): allow this account to write there, and try again."
         ) from error

@@ -1,7 +1,7 @@
 """One Parquet file of rows, written in row groups of a bounded size.
 
-A commit is durable, so its files have to be durable before: the content of a file after `settle`,
-its name after its folder was synced by the caller.
+The files of a commit must be durable before the commit. `settle` makes the content of a file
+durable; the caller then syncs its folder, which makes the name durable.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ RECORD_DDL = (
 TIME_COLUMN, CURSOR_COLUMN = "event_time", "cursor"
 COMPRESSION = "zstd"
 SETTLED_AT_ONCE = 8
-"""The most files that are made durable at once: that costs a file system as much as one file, and
-an object store receives uploads in parallel."""
+"""The most files that are made durable at once. A file system needs hardly more time for them than
+for one file, and an object store receives uploads in parallel."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
-"""The columns of records whose values repeat. A dictionary of other columns would be dropped again.
-"""
+"""The columns with repeated values. For others, Parquet would build a dictionary and drop it."""
 
 
 class OutputFile:
@@ -59,7 +58,7 @@ class OutputFile:
 
     Raises:
         FileExistsError: the file exists.
-        TransformError: no table can have one of the columns.
+        TransformError: a table cannot have one of the columns.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class OutputFile:
             self.flush()
 
     def _in_calendar(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Replace event times outside the years 1 to 9999 by null."""
+        """Replace event times outside the years 1 to 9999 with null."""
         at = rows.schema.get_field_index(TIME_COLUMN)
         times = rows.column(at) if at >= 0 else None
         outside = None if times is None else outside_calendar(times)
@@ -173,7 +172,6 @@ class OutputFile:
 
 @lru_cache(maxsize=64)
 def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
-    """Return the schema for writing rows, and its columns."""
     stored = stored_schema(schema)
     return stored, tuple(columns_of(stored))
 
@@ -182,7 +180,7 @@ def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
 def settling() -> Executor:
     """Return the threads of this process that make files durable.
 
-    They are kept, since starting them takes longer than a small task needs them.
+    They are kept, because starting them takes longer than a small task.
     """
     return ThreadPoolExecutor(SETTLED_AT_ONCE, thread_name_prefix="settling")
 
@@ -213,10 +211,10 @@ def new_parquet(place: OutputPlace, schema: pa.Schema) -> Generator[NewParquet]:
 
 
 def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:
-    """Return the rows with an error (None for none), and the rows without one.
+    """Return the rows with an error (None for none), and the rows without an error.
 
-    A value that some reader of tables cannot read is an error, too. Rows with an error have the
-    columns of quarantine.
+    A value that some table reader cannot read is also an error. Rows with an error have the columns
+    of quarantine.
 
     Raises:
         TransformError: a row has such a value, and lacks a column that quarantine needs.
@@ -239,7 +237,7 @@ def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, p
 
 
 def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with event times of the type of records; null if a transform changed the type."""
+    """Return rows with event times in the type of records, or null if that is impossible."""
     import pyarrow as pa
 
     at, kind = rows.schema.get_field_index(TIME_COLUMN), record_schema().field(TIME_COLUMN).type
@@ -254,7 +252,7 @@ def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Add an error to rows with a value that some reader cannot read."""
+    """Add an error to each row with a value that some reader cannot read."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -266,17 +264,17 @@ def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
         bad = None if own_time else unreadable(column)
         if bad is None:
             continue
-        why = (
+        reason = (
             f"Column {shown(field.name)} holds a time outside the years 1 to 9999, or a map with "
             "the same key twice"
         )
         missing = [name for name in QUARANTINE_COLUMNS[:-1] if name not in rows.schema.names]
         if missing:
             raise TransformError(
-                f"{why}, which not every reader of the table can read: return other values, or "
+                f"{reason}, which not every reader of the table can read: return other values, or "
                 f"keep {', '.join(missing)}, so that the record can go to quarantine."
             )
-        error = pc.if_else(bad, pa.scalar(why), pa.scalar(None, pa.string()))
+        error = pc.if_else(bad, pa.scalar(reason), pa.scalar(None, pa.string()))
         at = rows.schema.get_field_index(ERROR_COLUMN)
         if at < 0:
             rows = rows.append_column(ERROR_COLUMN, error)

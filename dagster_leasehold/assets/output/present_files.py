@@ -1,7 +1,7 @@
 """Checks that all files that the ledger names exist.
 
-The folders are listed, which costs less than a look at each file. Memory holds eight bytes for each
-name. Consumption, rewriting and vacuum continue meanwhile, which must not look like a loss:
+The folders are listed, which costs less than checking each file. Memory holds eight bytes for each
+name. Consumption, rewriting and vacuum continue at the same time, which must not appear as a loss:
 
 1. The folders are listed first. A file that is not listed can have been committed later.
 2. Each such file is looked up by its name.
@@ -31,13 +31,7 @@ MISSING_NAMED_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FilePresence:
-    """The result of looking for all committed files.
-
-    Attributes:
-        files: the number of files that the ledger names.
-        missing: the number of missing files.
-        sentences: one for each missing file, up to a limit.
-    """
+    """The result of checking all committed files."""
 
     files: int
     missing: int
@@ -47,22 +41,19 @@ class FilePresence:
 def look_for_files(
     store: Ledger, key: GroupKey, folder: OutputPlace, progress: Report = lambda *_: None
 ) -> FilePresence:
-    """Look for every file that the ledger of a group names, below the folder of its output.
+    """Check that every file that the ledger of a group names exists in its output folder.
 
-    `progress` is called with the number of ledger rows so far, and of all rows.
-
-    Raises:
-        OutputUnreadable: the folder cannot be listed.
+    `progress` receives the number of ledger rows so far, and of all rows.
     """
     files, missing = 0, 0
     sentences: list[str] = []
     try:
-        listed = _Names(folder.names(ATTEMPTS_FOLDER))
+        existing = _Names(folder.names(ATTEMPTS_FOLDER))
         total = store.ledger_rows(key)
         for row, batch in enumerate(store.each_batch(key), 1):
             for file in batch.files:
                 files += 1
-                if file.path in listed or _is_there(folder / file.path):
+                if file.path in existing or _is_there(folder / file.path):
                     continue
                 if not _still_named(store, key, batch, file.path):
                     continue
@@ -97,7 +88,7 @@ def _still_named(store: Ledger, key: GroupKey, batch: Batch, path: str) -> bool:
 
 
 class _Names:
-    """A set of names that keeps only their hashes; a collision is as rare as damaged memory."""
+    """A set of names, stored as hashes; a collision is as rare as a memory error."""
 
     def __init__(self, names: Iterable[str]) -> None:
         import numpy as np

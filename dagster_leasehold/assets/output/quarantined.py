@@ -1,4 +1,4 @@
-"""Records in quarantine: the ledger names their files, and no table has them."""
+"""Records in quarantine, in files that the ledger names and the table does not contain."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ _COLUMNS = ["cursor", "event_time", "key", "value", "error"]
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRecord:
-    """A record that could not be parsed, with its raw bytes and the reason.
-
-    Attributes:
-        batch_id: the batch that holds it.
-    """
+    """A record that could not be parsed, with its raw bytes and the reason."""
 
     shard: ShardId
     batch_id: str
@@ -44,10 +40,7 @@ def quarantined_records(
 ) -> Iterator[QuarantinedRecord]:
     """Yield records in quarantine, shard by shard, each shard in order.
 
-    With `since`, only records with an event time from then on, or without an event time.
-
-    Raises:
-        LogCorrupt: a file that the ledger names is missing or damaged.
+    With `since`, yield only records from that event time on, or without an event time.
     """
     folder = output_place(output_root)
     for batch in store.each_batch(key, shard):

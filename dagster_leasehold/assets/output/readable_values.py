@@ -1,7 +1,7 @@
-"""Values that every reader of a table can read: times of the years 1 to 9999, unique map keys.
+"""Checks for values that every reader of a table can read.
 
-Arrow and Parquet allow others. Python has no time outside these years, and DuckDB refuses a whole
-column because of a map that repeats a key.
+These are times in the years 1 to 9999, and maps with unique keys. Arrow and Parquet allow others,
+but Python has no time outside these years, and DuckDB refuses a column if one map repeats a key.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 _DAYS = -719_162, 2_932_896
 """The first day of the year 1 and the last day of the year 9999, counted from 1970."""
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
-"""The units that can express times outside these years; nanoseconds cannot."""
+"""The units that can represent times outside these years; nanoseconds cannot."""
 
 
 def unreadable(values: Any) -> Any | None:
     """Return a mask of the values that some reader cannot read; None if there are none.
 
-    `values` is an Arrow array of any type, also a nested one.
+    `values` is an Arrow array of any type, including nested ones.
     """
     import pyarrow.compute
 
@@ -79,7 +79,6 @@ def _outside(values: Any, first: int, last: int) -> Any | None:
 
 
 def _unreadable_lists(values: Any) -> Any | None:
-    """Return the mask of lists or maps."""
     import numpy as np
     import pyarrow as pa
 
@@ -120,7 +119,7 @@ def _rows_of_repeated(keys: Any, rows: Any) -> Any:
 
 
 def _among(values: Any, rows: Any) -> Any:
-    """Return a mask of these rows, except nulls."""
+    """Return a mask of these rows, without nulls."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute

@@ -1,7 +1,7 @@
 """Writes Arrow batches into one Parquet file per range, or per shard and task.
 
-On the Arrow path, rows stay in the process that read them: they come range by range, in order. With
-a transform of DataFrames, a task gets rows of any shards in any order.
+With an Arrow transform, the process that reads the rows also writes them, range by range and in
+order. With a transform of DataFrames, a task gets rows of any shards in any order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUNS_PER_SHARD_MAX = 4
 
 @dataclass(slots=True)
 class RangeFiles:
-    """The files of one range: one of records and one of records in quarantine, if there are any.
+    """The files of one range: files of records, and of records in quarantine.
 
     If the columns of records can vary, records with other columns begin a new file.
 
@@ -54,7 +54,7 @@ class RangeFiles:
         """Add rows in order; rows with an error go to quarantine.
 
         Raises:
-            TransformError: they have other columns than the rows before.
+            TransformError: their columns differ from those of earlier rows.
         """
         bad, good = quarantined_and_good(rows)
         if bad is not None:
@@ -72,14 +72,14 @@ class RangeFiles:
             file.flush()
 
     def finish(self) -> list[WrittenFile]:
-        """Complete the files, and begin to make them durable."""
+        """Complete the files, and start to make them durable."""
         files = [*self._full, *(self._open[kind] for kind in sorted(self._open))]
         written = [file.finish() for file in files]
         self._settling = [settling().submit(file.settle) for file in files]
         return written
 
     def settle(self) -> None:
-        """Wait until the content of finished files is durable; the folder makes their names so."""
+        """Wait until the content of finished files is durable; the caller syncs the folder."""
         wait(self._settling)
         for each in self._settling:
             each.result()
@@ -111,7 +111,7 @@ class RangeFiles:
             raise TransformError(
                 f"The transform {self.transform} returned the columns "
                 f"{_columns(rows.schema)} for some records of shard {self.shard}, and "
-                f"{_columns(self._schemas[quarantine])} for records before them: return the same "
+                f"{_columns(self._schemas[quarantine])} for earlier records: return the same "
                 "columns of the same types for every table."
             )
         self._open[quarantine].add(rows)
@@ -128,7 +128,6 @@ class ShardFiles:
     Attributes:
         name: a unique part of the names of the files.
         numbers: the batch numbers of each shard; rows of other shards are refused.
-        transform: the name of the transform; empty without one.
     """
 
     folder: OutputPlace
@@ -169,8 +168,8 @@ class ShardFiles:
         if shard not in self._of:
             if shard not in self.numbers:
                 raise TransformError(
-                    f"The transform put {shown(shard)} into the column {SHARD_COLUMN}, which is no "
-                    "shard that it was given: leave this column as it is."
+                    f"The transform put {shown(shard)} into the column {SHARD_COLUMN}, which is "
+                    "not a shard of its input: leave this column as it is."
                 )
             id_ = ShardId(shard)
             # The number distinguishes shards whose names differ only in case, on file systems that
@@ -182,7 +181,7 @@ class ShardFiles:
 
 
 def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of a batch, shard by shard, the rows of each shard in order.
+    """Yield the rows of a batch by shard; the rows of each shard stay in order.
 
     Raises:
         TransformError: the shard of a row is null.
@@ -203,7 +202,7 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     ).to_pylist()
     names: list[str] = pc.unique(column).to_pylist()
     if len(changes) + 1 > RUNS_PER_SHARD_MAX * len(names):
-        # After a shuffle the shards are mixed, and slices of a few rows would cost more.
+        # After a shuffle the shards are mixed, and slices of a few rows would be slower.
         for name in names:
             yield name, batch.filter(pc.equal(column, name))
         return
@@ -212,9 +211,9 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield column[start].as_py(), batch.slice(start, end - start)
 
 
-def unwritable(whose: str, folder: OutputPlace, error: Exception) -> OutputUnwritable:
+def unwritable(output: str, folder: OutputPlace, error: Exception) -> OutputUnwritable:
     """Return the error for output that a worker cannot write into an attempt's folder."""
     return OutputUnwritable(
-        f"{whose} cannot be written to {folder} ({type(error).__name__}: {one_line(str(error))}): "
-        "see that Spark's workers can write there and that its disk has room."
+        f"{output} cannot be written to {folder} ({type(error).__name__}: {one_line(str(error))}): "
+        "make sure that Spark's workers can write there and that the disk has room."
     )

@@ -1,7 +1,7 @@
-"""DataFrames as Parquet files of a place, without a Spark client for object stores.
+"""Reads and writes DataFrames as Parquet files, without a Spark client for object stores.
 
-Spark's Python workers read and write the files through Arrow, so an object store needs neither
-jars nor Spark settings. Files on a disk are read by Spark itself. The workers import this module.
+Spark's Python workers read and write the files with Arrow, so an object store needs neither jars
+nor Spark settings. Spark itself reads files on a disk. The workers import this module.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _FileWritten:
 
 
 def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:
-    """Return the rows of files, in any order, with the columns of a schema that fits them all."""
+    """Return the rows of files, in any order, with the columns of a common schema."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     count = len(files)
@@ -76,11 +76,7 @@ def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schem
 
 
 def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
-    """Write a DataFrame into new files of an attempt's folder, and make them durable.
-
-    Raises:
-        SparkUnavailable: its workers do not share the folder.
-    """
+    """Write a DataFrame into new files of an attempt's folder, and make them durable."""
     folder.make_folder()
     rows = [json.loads(text) for text in rows_of(frame, _FileWritten(folder))]
     check_shared(folder, ([(name, size)] for name, _, size in rows))

@@ -1,6 +1,6 @@
 """Units of output, claims on a shard, and swaps of files, for replay and compaction.
 
-A unit is the smallest part of output that can be replaced: a batch, or the consecutive batches that
+A unit is the smallest part of output that can be replaced: a batch, or consecutive batches that
 share merged files.
 """
 
@@ -29,7 +29,7 @@ DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
 
 
 def units(batches: Iterable[Batch]) -> list[Unit]:
-    """Return the committed batches of one shard, in order, in units."""
+    """Group the committed batches of one shard, in order, into units."""
     return list(each_unit(batches))
 
 
@@ -41,7 +41,7 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
         if not unit:
             remaining = max((file.batches for file in batch.files), default=1)
         unit.append(batch)
-        # The last row can also stand for batches without output behind those of the file.
+        # The last row can also cover later batches without output.
         remaining -= batch.batches
         if remaining <= 0:
             yield tuple(unit)
@@ -53,7 +53,7 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
 def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
     """Yield the units of a shard that contain committed batches with these numbers.
 
-    The ledger is searched backwards for the beginning of the first unit, up to the next file.
+    The start of the first unit is found by reading the ledger backwards, up to the next file.
     """
     before = _carrier(store, key, shard, numbers.start)
     first = before.sequence if before is not None else numbers.start
@@ -65,7 +65,7 @@ def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> It
 
 
 def _carrier(store: Ledger, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
-    """Return the row before a number whose range or file has this batch, or None."""
+    """Return the earlier row whose range or file includes this batch, or None."""
     first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
     if number == 0 or (first is not None and _lists_output(first)):
         return None
@@ -88,14 +88,14 @@ def _lists_output(batch: Batch) -> bool:
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
-    """Return the files of a unit, in order: of records, or of records in quarantine."""
+    """Return the files of a unit, in order, either of records or of records in quarantine."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
 
 
 def rewritable_until(store: Publications, key: GroupKey, shard: ShardId, end: int) -> int:
-    """Return the number, at most `end`, before which batches of a shard can be rewritten.
+    """Return the number, up to `end`, before which batches of a shard can be rewritten.
 
-    If the output of the group is published, these batches are in its table.
+    If the output of the group is published, only batches in its table can be rewritten.
     """
     cursors = store.published_until(key, [shard])
     return end if cursors is None else min(end, cursors.get(shard, 0))
@@ -112,7 +112,7 @@ def swap(
     output_root: OutputPlace,
     reason: str,
 ) -> bool:
-    """Put new output into the ledger; return False if the claim or a batch has changed."""
+    """Replace output in the ledger; return False if the claim or a batch has changed."""
     files = list(replaced)
     touch_replaced(output_root, files)
     failpoints.reach("before_swap")
@@ -120,7 +120,7 @@ def swap(
     failpoints.reach("after_swap")
     if not isinstance(outcome, Changed):
         return False
-    # Again: the swap can have waited for the store, while readers still listed these files.
+    # Again: the swap can have waited for the store while readers still listed these files.
     touch_replaced(output_root, files)
     return True
 
@@ -129,7 +129,7 @@ def swap(
 def rewriting(
     store: Rewrites, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, ended: Ended
 ) -> Generator[None]:
-    """Hold the claim on the output of a shard, and release it at the end of the block.
+    """Hold the claim on the output of a shard within the block.
 
     `ended` returns True if a run has certainly ended: its claim is then taken over.
 
@@ -151,6 +151,6 @@ def rewriting(
     try:
         yield
     finally:
-        # If the store does not answer, the next run takes the claim over.
+        # If the store does not answer, the next run takes over the claim.
         with suppress(StoreError):
             store.release_rewrite(key, shard, run)

@@ -1,7 +1,7 @@
 """Results of Spark's workers as JSON: statistics, written files, and errors.
 
-A worker is a process of Spark. It can return neither objects nor the types of exceptions to the
-run, so it sends plain values, from which the run builds them again.
+A worker is a process of Spark, and can return neither objects nor exception types to the run. So it
+sends plain values, from which the run recreates them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 """Values that JSON can hold."""
 ROW_COLUMN = "row"
-"""The column of the rows that tasks send back."""
+"""The column of the rows that tasks return."""
 _ERRORS_MARK = "leasehold's errors: "
 _TIMES = ("first_event_time", "last_event_time")
 
 
 @dataclass(frozen=True)
-class _Plainly:
-    """A value that travels as JSON."""
+class _JsonValue:
+    """A value that is sent as JSON."""
 
     def plain(self) -> Plain:
         """Return the fields for JSON."""
@@ -38,14 +38,14 @@ class _Plainly:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the value with these fields, as `plain` returned them."""
+        """Return the value for the result of `plain`."""
         times = {name: datetime.fromisoformat(text) for name in _TIMES if (text := values[name])}
         lists = {name: tuple(each) for name, each in values.items() if isinstance(each, list)}
         return cls(**{**values, **times, **lists})
 
 
 @dataclass(frozen=True, slots=True)
-class RangeStatistics(_Plainly):
+class RangeStatistics(_JsonValue):
     """Statistics of one range that was read to its end.
 
     Attributes:
@@ -54,7 +54,7 @@ class RangeStatistics(_Plainly):
         first_event_time: the smallest event time, or None.
         last_event_time: the largest event time, or None.
         mistimed: the number of records with a time outside the years 1 to 9999 in the source.
-        mistimed_at: the cursor of the first of them, or empty.
+        mistimed_at: the cursor of the first such record, or empty.
     """
 
     records: int = 0
@@ -77,18 +77,18 @@ class RangeStatistics(_Plainly):
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile(_Plainly):
+class WrittenFile(_JsonValue):
     """A durable file that a worker wrote, and its shard.
 
     Attributes:
         first_event_time: the smallest event time of its records; None if unknown.
         last_event_time: the largest event time of its records; None if unknown.
         untimed: the number of records without an event time.
-        columns: see `table.columns`; empty for a file in quarantine.
-        mistimed: the number of records to which a transform gave a time outside the years 1 to
-            9999, which are untimed.
-        mistimed_at: the cursor of the first of them, if it has one.
-        schemas: the schemas by which its records were decoded, for messages.
+        columns: the columns as in `table.columns`; empty for a file in quarantine.
+        mistimed: the number of records whose transform returned a time outside the years 1 to
+            9999; they are untimed.
+        mistimed_at: the cursor of the first such record, or empty.
+        schemas: the schemas with which its records were decoded, for messages.
     """
 
     shard: str
@@ -130,16 +130,16 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
 
 
 def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
-    """Return the rows that a task sends back."""
+    """Return these texts as the rows that a task returns."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], [ROW_COLUMN])
 
 
 def rows_of(tasks: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Any]) -> list[str]:
-    """Run `task` on the rows of a DataFrame; return the texts that it sends back.
+    """Run `task` on the rows of a DataFrame, and return its texts.
 
-    The schema is an object, since a Connect server would have to parse a text.
+    The schema is an object, because a Connect server would have to parse a text.
     """
     from pyspark.sql.types import StringType, StructType
 
@@ -148,9 +148,9 @@ def rows_of(tasks: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Any]) -
 
 
 class WorkerFailed(Exception):
-    """Errors in a worker, by shard; an error of no shard has an empty key.
+    """Errors in a worker, by shard; an error without a shard has an empty key.
 
-    Spark returns only the text of an exception, so this text has the errors as JSON.
+    Spark returns only the text of an exception, so the text contains the errors as JSON.
     """
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:
@@ -159,7 +159,7 @@ class WorkerFailed(Exception):
 
 
 def worker_errors(error: Exception) -> dict[str, LeaseholdError]:
-    """Return the errors of a `WorkerFailed` that Spark reports; none for another exception."""
+    """Return the errors of a `WorkerFailed` that Spark reports; empty for another exception."""
     text = str(error)
     at = text.rfind(_ERRORS_MARK)
     if at < 0:
@@ -172,22 +172,22 @@ def worker_errors(error: Exception) -> dict[str, LeaseholdError]:
 
 
 def plain_error(error: BaseException) -> Plain:
-    """Return the kind, sentence and fields of an error, except fields that JSON cannot hold."""
-    fields = {name: value for name, value in vars(error).items() if _travels(value)}
+    """Return the kind, message and fields of an error, without fields that JSON cannot hold."""
+    fields = {name: value for name, value in vars(error).items() if _fits_json(value)}
     return {"kind": type(error).__name__, "message": str(error), "fields": fields}
 
 
 def error_of(values: Mapping[str, Any]) -> LeaseholdError:
-    """Return the error for which `plain_error` returned these values.
+    """Recreate an error from the result of `plain_error`.
 
-    It has its own type if it is an error of this project. An error of another type comes from
-    reading: a worker turns errors of a transform into a `TransformError`.
+    An error of this project keeps its type. Any other type comes from reading, because a worker
+    converts errors of a transform to `TransformError`.
     """
     kind, message = values["kind"], values["message"]
     for candidate in _kinds(LeaseholdError):
         if candidate.__name__ == kind:
             error = candidate.__new__(candidate)
-            # Some errors take other arguments than their message, which cannot be restored.
+            # The constructors of some errors take other arguments, which cannot be restored.
             Exception.__init__(error, message)
             vars(error).update(values["fields"])
             return error
@@ -195,13 +195,12 @@ def error_of(values: Mapping[str, Any]) -> LeaseholdError:
 
 
 def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
-    """Yield a class of errors and all its subclasses."""
     yield root
     for kind in root.__subclasses__():
         yield from _kinds(kind)
 
 
-def _travels(value: object) -> bool:
+def _fits_json(value: object) -> bool:
     try:
         return json.loads(json.dumps(value)) == value
     except (TypeError, ValueError):

@@ -37,14 +37,14 @@ def output_place(address: Output) -> OutputPlace:
 
     Raises:
         InvalidSetting: its form is not supported, or it has a password or another part that belongs
-            into the environment. The message does not repeat it.
+            in the environment. The message does not repeat that part.
     """
     if isinstance(address, OutputPlace):
         return address
-    if isinstance(address, str) and (begun := _SLASHES_MISSING.match(address)):
+    if isinstance(address, str) and (prefix := _SLASHES_MISSING.match(address)):
         raise InvalidSetting(
-            f"The output begins with {begun[0]} without two slashes: write {begun[0]}// for a "
-            f"URI, or ./{begun[0]} for a folder of that name."
+            f"The output begins with {prefix[0]} without two slashes: write {prefix[0]}// for a "
+            f"URI, or ./{prefix[0]} for a folder of that name."
         )
     if isinstance(address, Path) or not _SCHEME.match(address):
         return _folder(Path(address))
@@ -67,23 +67,23 @@ def output_place(address: Output) -> OutputPlace:
         )
     if parts.query or parts.fragment or not re.fullmatch(_ROOTS[parts.scheme], parts.netloc):
         raise InvalidSetting(
-            f"The URI of the output is not of the form {_FORMS[parts.scheme]}: leave out "
-            "everything else; credentials and options come from the environment or the platform."
+            f"The URI of the output is not of the form {_FORMS[parts.scheme]}: remove all other "
+            "parts. Credentials and options come from the environment or the platform."
         )
     return StorePlace(parts.scheme, parts.netloc, parts.path.strip("/"))
 
 
 def _folder(path: Path) -> OutputPlace:
-    if trouble := unaddressable(path):
+    if reason := unaddressable(path):
         raise InvalidSetting(
-            f"The output folder {shown(path)} {trouble}, so that readers of a table there would "
-            "look elsewhere: choose another folder."
+            f"The output folder {shown(path)} {reason}, so readers would not find the files of a "
+            "table there: choose another folder."
         )
     return local_place(path)
 
 
 def unaddressable(path: Path) -> str:
-    """Return why a folder's path cannot be the address of a table, as a clause; empty if it can.
+    """Return a clause on why a path cannot be the address of a table; empty if it can.
 
     A table names its files by URIs that engines do not unescape.
     """
@@ -99,6 +99,6 @@ def unaddressable(path: Path) -> str:
 
 
 def location_of(place: OutputPlace) -> str:
-    """Return the URI of a place; the one of a folder begins with `file://`."""
+    """Return the URI of a place, which for a local folder begins with `file://`."""
     text = str(place).rstrip("/")
     return text if "://" in text else f"file://{text}"

@@ -1,8 +1,8 @@
-"""Output on a disk: a local one, or one that every host mounts.
+"""Output on a disk: a local disk, or one that every host mounts.
 
-A commit is durable, so its files have to be durable before. Their content is once they were synced,
-which takes some milliseconds for one file and hardly more for several at once; their names are once
-their folder was synced. Ages come from the clock of the file system.
+The files of a commit must be durable before the commit. Syncing a file makes its content durable;
+several files at once take hardly longer than one. Syncing the folder makes the names durable. Ages
+come from the clock of the file system.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ class LocalPlace(OutputPlace):
             with draft.open("xb") as file:
                 file.write(content)
                 sync_file(file)
-            # A link is refused where the name is taken, and shows the whole file.
+            # A link fails if the name exists, and readers only ever see the whole file.
             os.link(draft, self.path)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # This file system has no links, so a reader can see the file without content now.
+            # This file system has no links, so a reader can see the file while it is empty.
             return self._create_whole(content)
         finally:
             draft.unlink(missing_ok=True)
@@ -197,17 +197,17 @@ class LocalPlace(OutputPlace):
 
     @override
     def entries(self, below: str) -> Iterator[Entry]:
-        def refuse(error: OSError) -> None:
+        def raise_unless_missing(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):
                 raise error
 
-        for at, names, files in os.walk(self.path / below, onerror=refuse):
+        for folder, names, files in os.walk(self.path / below, onerror=raise_unless_missing):
             for name in (*names, *files):
-                path = Path(at) / name
+                path = Path(folder) / name
                 try:
                     status = path.lstat()
                 except FileNotFoundError:
-                    continue  # its attempt has removed it meanwhile
+                    continue  # its attempt has just removed it
                 if path.is_symlink():
                     continue
                 relative = path.relative_to(self.path).as_posix()
@@ -231,7 +231,7 @@ class LocalPlace(OutputPlace):
 
 
 def _size(path: Path) -> int | None:
-    # To open it makes a network file system ask its server.
+    # Opening the file makes a network file system check with its server.
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size

@@ -1,8 +1,8 @@
 """A place of output: a folder on a disk or a prefix in an object store, behind one interface.
 
-Everything that writes, reads, replaces or removes output goes through a place. No promise depends
-on renaming or listing, which object stores lack or charge for: a name is never reused, a file
-counts if the ledger names it, and only vacuum and `verify` list.
+Renaming and listing are avoided, because object stores lack them or charge for them: a name is
+never reused, a file is part of the output if the ledger names it, and only vacuum and `verify` list
+files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Spark and Arrow ignore files and folders whose names begin with an underscore.
 SIGNS_FOLDER = "_signs"
 MOVING_SIGN = "moving"
-"""The beginning of the names of files that show progress of an attempt."""
+"""The prefix of the names of files that show an attempt's progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,6 @@ class Entry:
     Attributes:
         path: relative to the place.
         modified_ns: the time of its last change, by the clock of the disk or store, in nanoseconds.
-        bytes: its size.
-        folder: True for a folder.
     """
 
     path: str
@@ -45,10 +43,10 @@ class Entry:
 
 
 class NewFile(ABC):
-    """A file that is being written; it is durable once `settle` has returned.
+    """A file that is being written, and is durable once `settle` has returned.
 
     Attributes:
-        sink: takes the bytes; for Parquet's writer.
+        sink: the stream that Parquet's writer writes to.
     """
 
     sink: Any
@@ -59,11 +57,11 @@ class NewFile(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Make the content durable, and close the file; in an object store it appears now."""
+        """Make the content durable, and close the file. In an object store it appears now."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close and delete the unfinished file, as far as that works."""
+        """Close and delete the unfinished file if possible."""
 
 
 class OutputPlace(ABC):
@@ -76,7 +74,7 @@ class OutputPlace(ABC):
     is_local: bool
     """True for a disk of this host, or a mounted one."""
     signs_every_s: float
-    """The shortest time between two signs of progress of one task, in seconds."""
+    """The shortest time between two signs of one task's progress, in seconds."""
     watch_every_s: float
     """The interval between two reads of the signs of progress, in seconds."""
 
@@ -105,7 +103,7 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def remove_folder(self) -> None:
-        """Delete the folder with its content, as far as that works; vacuum removes the rest."""
+        """Delete the folder and its content if possible; vacuum removes the rest."""
 
     @abstractmethod
     def remove_empty_folder(self) -> None:
@@ -115,7 +113,7 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def create(self) -> NewFile:
-        """Open a new file, which no other process writes; on a disk, its name must be free."""
+        """Open a new file for this process alone; on a disk, the name must not exist."""
 
     @abstractmethod
     def put(self, content: bytes) -> None:
@@ -125,8 +123,8 @@ class OutputPlace(ABC):
     def put_first(self, content: bytes) -> bool:
         """Write a small file like `put`, unless it exists; return False if it does.
 
-        Of several processes with different contents, one succeeds. Raises OSError also if another
-        process is writing the file at this moment.
+        If several processes write different contents, only one succeeds. Raises OSError also while
+        another process is writing the file.
         """
 
     @abstractmethod
@@ -167,35 +165,35 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def note_work(self, task: str) -> None:
-        """Leave a sign in this attempt's folder that a task makes progress."""
+        """Write a sign of a task's progress into this attempt's folder."""
 
     @abstractmethod
     def signs_of_work(self) -> Hashable:
-        """Return a value that changes while tasks leave signs in this attempt's folder."""
+        """Return a value that changes whenever a task has written a sign of progress."""
 
     # -- listing and vacuum -------------------------------------------------------------------
 
     @abstractmethod
     def now_ns(self) -> int:
-        """Return the time by the clock that dates files, in nanoseconds."""
+        """Return the current time of the clock that dates files, in nanoseconds."""
 
     @abstractmethod
     def entries(self, below: str) -> Iterator[Entry]:
         """Yield all files and folders below a folder of this place, without following links.
 
-        An object store has folders only where they are empty.
+        An object store yields only empty folders.
         """
 
     def names(self, below: str) -> Iterator[str]:
         """Yield the paths of all files below a folder of this place, relative to the place.
 
-        Memory is bounded by the files of one of its folders, and the number of these folders.
+        Memory is bounded by the number of files in one folder, plus the number of folders.
         """
         return (entry.path for entry in self.entries(below) if not entry.folder)
 
     @abstractmethod
     def modified_ns(self) -> int:
-        """Return when the file was changed, by the clock that dates files, in nanoseconds.
+        """Return the time of the file's last change in nanoseconds, by the clock that dates files.
 
         Raises:
             FileNotFoundError: it does not exist.
@@ -203,35 +201,35 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def note_replaced(self, files: Iterable[str]) -> None:
-        """Record that these files are being replaced now, by the clock that dates files."""
+        """Record the current time as the time when these files were replaced."""
 
     def replaced_ns(self) -> Mapping[str, int]:
-        """Return when files were recorded as replaced, unless `modified_ns` says so."""
+        """Return the times when files were replaced; empty if `modified_ns` returns them."""
         return {}
 
     def forget_replaced(self, before_ns: int) -> None:
-        """Delete the notes about files that were replaced before this time."""
+        """Delete the records of files that were replaced before this time."""
         del before_ns
 
     @abstractmethod
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        """Delete empty folders among these, which nothing writes into."""
+        """Delete the empty folders among these; no process writes into them."""
 
 
 class MovingRecords:
-    """Leaves signs of progress while records move through a task, at most every `signs_every_s`."""
+    """Writes signs of progress while a task processes records, at most every `signs_every_s`."""
 
     def __init__(self, folder: OutputPlace, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._task = uuid.uuid4().hex
         self._clock = clock
-        self._noted_at = clock()
+        self._last_sign_s = clock()
 
     def moved(self) -> None:
-        """Show that records move; the task continues if the sign cannot be written."""
-        now = self._clock()
-        if now - self._noted_at < self._folder.signs_every_s:
+        """Write a sign if one is due; the task continues if that fails."""
+        now_s = self._clock()
+        if now_s - self._last_sign_s < self._folder.signs_every_s:
             return
-        self._noted_at = now
+        self._last_sign_s = now_s
         with suppress(OSError):
             self._folder.note_work(self._task)

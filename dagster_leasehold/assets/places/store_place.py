@@ -1,8 +1,8 @@
 """Output in an object store (S3, Google Cloud Storage, Azure) or in Hadoop's file system.
 
-An object appears whole when its writer closes it, and is durable then. There are no folders to make
-or to sync. The age of an object cannot be changed: a separate object lists the files that are being
-replaced, and its age is the time that counts for vacuum.
+An object appears, complete and durable, when its writer closes it. There are no folders to make or
+to sync. The age of an object cannot be changed: a separate object lists the files that are being
+replaced, and vacuum uses its age as theirs.
 
 Credentials come from the environment or the platform, as for the store's own tools.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REPLACED_FOLDER = "replaced"
 """The folder with lists of replaced files, beside the attempts."""
 REQUESTS_AT_ONCE = 16
-NOTED_AT_ONCE = 10_000
+LIST_FILES_MAX = 10_000
 """The most files in one list."""
 
 
@@ -52,7 +52,7 @@ class StoreFile(NewFile):
 
     @override
     def written(self) -> int:
-        # To flush would wait for the upload; `settle` does.
+        # Only `settle` waits for the upload; a flush would, too.
         return self.sink.tell()
 
     @override
@@ -61,7 +61,7 @@ class StoreFile(NewFile):
 
     @override
     def abandon(self) -> None:
-        # Only closing it releases the writer. It also writes the object, which is deleted then.
+        # Only closing releases the writer. That also writes the object, which is then deleted.
         with contextlib.suppress(OSError):
             self.sink.close()
         with contextlib.suppress(OSError):
@@ -129,26 +129,26 @@ class StorePlace(OutputPlace):
     def put_first(self, content: bytes) -> bool:
         """Write an object unless it exists; stores show a new object at once.
 
-        Arrow has no conditional write. So each writer first announces itself beside the object:
+        Arrow has no conditional write. So each writer first puts an announcement beside the object:
 
         1. A and B find no object, and each puts its own announcement.
-        2. Each lists the announcements. At least one of them sees both, and gives up.
-        3. A saw only its own. It reads the object again before it writes: if B had written and
-           withdrawn its announcement before step 2, A finds the object now.
+        2. Each lists the announcements. At least one of them finds both, and gives up.
+        3. A finds only its own. It reads the object again before it writes: if B wrote the object
+           and removed its announcement before step 2, A finds the object now.
         """
         if self.content() is not None:
             return False
-        announced = replace(self, path=f"{self.path}.writers")
+        announcements = replace(self, path=f"{self.path}.writers")
         own = hashlib.sha256(content).hexdigest()
-        (announced / own).put(b"")
+        (announcements / own).put(b"")
         try:
-            if [*announced.names("")] != [own]:
+            if [*announcements.names("")] != [own]:
                 raise OSError("another process is writing it at this moment")
             if self.content() is not None:
                 return False
             self.put(content)
         finally:
-            (announced / own).remove(missing_ok=True)
+            (announcements / own).remove(missing_ok=True)
         return True
 
     @override
@@ -224,23 +224,23 @@ class StorePlace(OutputPlace):
         system, path = (self / below).arrow()
         _, own = self.arrow()
 
-        def listed(folder: str, *, recursive: bool) -> list[FileInfo]:
+        def entries(folder: str, *, recursive: bool) -> list[FileInfo]:
             selector = FileSelector(folder, recursive=recursive, allow_not_found=True)
             return _infos(system, selector)
 
-        def below_one(folder: str) -> list[str]:
-            infos = listed(folder, recursive=True)
+        def files_below(folder: str) -> list[str]:
+            infos = entries(folder, recursive=True)
             return [info.path for info in infos if info.type == FileType.File]
 
         folders: list[str] = []
-        for info in listed(path, recursive=False):
+        for info in entries(path, recursive=False):
             if info.type == FileType.Directory:
                 folders.append(info.path)
             else:
                 yield info.path.removeprefix(f"{own}/")
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as requests:
             for first in range(0, len(folders), REQUESTS_AT_ONCE):
-                for paths in requests.map(below_one, folders[first : first + REQUESTS_AT_ONCE]):
+                for paths in requests.map(files_below, folders[first : first + REQUESTS_AT_ONCE]):
                     yield from (each.removeprefix(f"{own}/") for each in paths)
 
     @override
@@ -249,34 +249,34 @@ class StorePlace(OutputPlace):
 
         info = self._info()
         if info.type == FileType.NotFound:
-            raise FileNotFoundError(f"{self} is not there")
+            raise FileNotFoundError(f"{self} does not exist")
         return info.mtime_ns
 
     @override
     def note_replaced(self, files: Iterable[str]) -> None:
         paths = list(files)
-        for first in range(0, len(paths), NOTED_AT_ONCE):
-            note = self / f"{REPLACED_FOLDER}/{uuid.uuid4().hex}.json"
-            note.put(json.dumps(paths[first : first + NOTED_AT_ONCE]).encode())
+        for first in range(0, len(paths), LIST_FILES_MAX):
+            record = self / f"{REPLACED_FOLDER}/{uuid.uuid4().hex}.json"
+            record.put(json.dumps(paths[first : first + LIST_FILES_MAX]).encode())
 
     @override
     def replaced_ns(self) -> Mapping[str, int]:
         newest: dict[str, int] = {}
-        for note in self.entries(REPLACED_FOLDER):
-            content = (self / note.path).content()
+        for record in self.entries(REPLACED_FOLDER):
+            content = (self / record.path).content()
             for path in json.loads(content) if content is not None else ():
-                newest[path] = max(newest.get(path, 0), note.modified_ns)
+                newest[path] = max(newest.get(path, 0), record.modified_ns)
         return newest
 
     @override
     def forget_replaced(self, before_ns: int) -> None:
-        for note in list(self.entries(REPLACED_FOLDER)):
-            if not note.folder and note.modified_ns < before_ns:
-                (self / note.path).remove(missing_ok=True)
+        for record in list(self.entries(REPLACED_FOLDER)):
+            if not record.folder and record.modified_ns < before_ns:
+                (self / record.path).remove(missing_ok=True)
 
     @override
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        # Arrow leaves an empty object for a folder whose last object was deleted.
+        # Arrow keeps an empty object for a folder whose last object was deleted.
         for folder in folders:
             (self / folder).remove_folder()
 

@@ -1,5 +1,5 @@
-"""Replacing committed output: replay, compaction, and the vacuum that removes replaced files.
+"""Replaces committed output: replay, compaction, and the vacuum that removes replaced files.
 
-Called by the jobs of a stream and by commands. It runs beside live consumption, and holds a claim
-on the output of a shard instead of its lease.
+The jobs of a stream and commands call it. It runs beside live consumption, and holds a claim on the
+output of a shard instead of its lease.
 """

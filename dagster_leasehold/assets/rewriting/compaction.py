@@ -1,9 +1,8 @@
-"""Compaction: the small files of consecutive committed batches are merged, in the same order.
+"""Compaction: merges the small files of consecutive committed batches, in the same order.
 
-The ledger row of the first batch lists the merged file, with the number of batches whose records it
-holds; the other rows list no file. So the ranges of the rows stay contiguous, and a reader that
-takes the files of the ledger in order reads the same records as before. No record is transformed,
-and the source is not read.
+The ledger row of the first batch lists the merged file, with the number of its batches; the other
+rows list no file. So the ranges of the rows stay contiguous, and a reader of the ledger's files, in
+order, reads the same records as before. No record is transformed, and the source is not read.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class CompactionReport:
         batches: the number of merged batches.
         files_before: the number of files in the part of the ledger that was read.
         files_after: the number of files in this part afterwards.
-        bytes_before: the size of the files that were merged.
+        bytes_before: the size of the files before the merges.
         bytes_after: the size of the merged files.
-        error: why it ended early, as one sentence; earlier merges stay.
+        error: the reason why it ended early; earlier merges are kept.
     """
 
     shard: ShardId
@@ -68,7 +67,7 @@ class CompactionReport:
 
 @dataclass(slots=True)
 class _FileCounter:
-    """Counts the files of the rows that are read; `read` gets the number of batches so far."""
+    """Counts the files of the rows that are read; `read` receives the number of batches so far."""
 
     read: Callable[[int], None]
     files: int = 0
@@ -76,14 +75,12 @@ class _FileCounter:
 
 @dataclass(kw_only=True)
 class Compactor:
-    """Compacts committed output of one group in one run; consumption continues beside it.
+    """Compacts committed output of one group in one run, beside live consumption.
 
     Attributes:
-        output_root: the folder of the group's output.
-        run: an id that was never used.
-        new_attempt: returns a name for a folder that was never used; by default a random one.
+        new_attempt: returns a folder name that was never used; by default, a random name.
         target_bytes: the size of a merged file, in bytes.
-        ended: returns True if a run has certainly ended: its claims are taken over.
+        ended: returns True if a run has certainly ended, so that its claims can be taken over.
     """
 
     store: LedgerAndRewrites
@@ -99,7 +96,7 @@ class Compactor:
     ) -> dict[ShardId, CompactionReport]:
         """Compact these shards, one after the other; return one report per shard.
 
-        `progress` is called with the number of batches that were read, and of all batches.
+        `progress` receives the number of batches that were read, and of all batches.
         """
         reports: dict[ShardId, CompactionReport] = {}
         unique = list(dict.fromkeys(shards))
@@ -118,25 +115,25 @@ class Compactor:
     def _compact(self, shard: ShardId, read: Callable[[int], None]) -> CompactionReport:
         report, counter = CompactionReport(shard), _FileCounter(read)
         try:
-            with self.claimed(shard):
+            with self.claim(shard):
                 for merge in merges.each_merge(
                     units.each_unit(self._rows(shard, counter)),
                     target_bytes=self.target_bytes,
                     columns=self.columns,
                 ):
-                    report = self.merged(report, merge)
+                    report = self.merge(report, merge)
         except LeaseholdError as error:
             report = replace(report, error=str(error))
         files = counter.files
         return replace(report, files_before=files, files_after=files + report.files_after)
 
-    def claimed(self, shard: ShardId) -> AbstractContextManager[None]:
+    def claim(self, shard: ShardId) -> AbstractContextManager[None]:
         """Hold the claim on a shard's output within the block; see `units.rewriting`."""
         kind = RewriteKind.COMPACTION
         return units.rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended)
 
     def _rows(self, shard: ShardId, counter: _FileCounter) -> Iterator[Batch]:
-        """Yield the batches that are committed now; under the claim no other run merges them."""
+        """Yield the committed batches, which no other run can merge under the claim."""
         head = self.store.heads(self.key, [shard])[shard]
         end = units.rewritable_until(self.store, self.key, shard, head.next_number)
         for row in self.store.each_batch(self.key, shard, numbers=range(end)):
@@ -145,27 +142,27 @@ class Compactor:
             yield row
 
     def columns(self, unit: units.Unit) -> merges.UnitColumns:
-        """Return the columns of a unit's files, or None if they do not fit into one file."""
-        together = merges.NO_COLUMNS
+        """Return the common columns of a unit's files, or None if there are none."""
+        common = merges.NO_COLUMNS
         for file in (file for batch in unit for file in batch.files):
             try:
                 own = columns_of(stored_schema(_schema(self.output_root / file.path)))
             except TransformError:
                 return None
-            together = merges.joined(together, (None, own) if file.quarantine else (own, None))
-        return together
+            common = merges.joined(common, (None, own) if file.quarantine else (own, None))
+        return common
 
-    def merged(self, report: CompactionReport, merge: Sequence[units.Unit]) -> CompactionReport:
-        """Merge the files of some units and swap the result in; add that to the report.
+    def merge(self, report: CompactionReport, merge: Sequence[units.Unit]) -> CompactionReport:
+        """Merge the files of some units, and swap in the result; return the updated report.
 
-        The run holds the claim on the shard.
+        The run must hold the claim on the shard.
 
         Raises:
-            RewriteRefused: the output changed meanwhile, or the file cannot be written.
+            RewriteRefused: the output changed in the meantime, or the file cannot be written.
             LogCorrupt: a file is missing or damaged.
         """
-        together = tuple(batch for unit in merge for batch in unit)
-        old = [file for batch in together for file in batch.files]
+        batches = tuple(batch for unit in merge for batch in unit)
+        old = [file for batch in batches for file in batch.files]
         name = self.new_attempt() if self.new_attempt else attempt_name(self.run)
         attempt = f"{ATTEMPTS_FOLDER}/{name}"
         folder = self.output_root / attempt
@@ -176,8 +173,8 @@ class Compactor:
             if isinstance(error, OSError):
                 raise RewriteRefused(
                     f"The merged files of shard {report.shard} of {self.key} cannot be written "
-                    f"to {folder} ({error.strerror or one_line(str(error))}): its output stays as "
-                    "it is."
+                    f"to {folder} ({error.strerror or one_line(str(error))}). Its output is "
+                    "unchanged."
                 ) from error
             raise
         changed = [batch for unit in merge for batch in merges.changed_rows(unit)]
@@ -191,7 +188,7 @@ class Compactor:
             )
             for number, batch in enumerate(changed)
         ]
-        first, last = together[0].sequence, together[-1].last
+        first, last = batches[0].sequence, batches[-1].last
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
         if not units.swap(
             self.store,
@@ -206,11 +203,11 @@ class Compactor:
             folder.remove_folder()
             raise RewriteRefused(
                 f"The output of shard {report.shard} of {self.key} changed while its files were "
-                "merged: it stays as it is; compact it again."
+                "merged, so the merge was dropped: compact it again."
             )
         return replace(
             report,
-            batches=report.batches + sum(batch.batches for batch in together),
+            batches=report.batches + sum(batch.batches for batch in batches),
             files_after=report.files_after - len(old) + len(new),
             bytes_before=report.bytes_before + sum(file.bytes for file in old),
             bytes_after=report.bytes_after + sum(file.bytes for file in new),
@@ -221,7 +218,7 @@ class Compactor:
     ) -> tuple[DataFile, ...]:
         folder = self.output_root / attempt
         folder.make_folder()
-        together = sum(batch.batches for unit in merge for batch in unit)
+        batches = sum(batch.batches for unit in merge for batch in unit)
         numbers = range(merge[0][0].sequence, merge[-1][-1].last + 1)
         files: list[DataFile] = []
         for quarantine in (False, True):
@@ -240,7 +237,7 @@ class Compactor:
                     records,
                     bytes_,
                     quarantine,
-                    together,
+                    batches,
                     *_time_bounds(parts),
                     _untimed_records(parts),
                 )
@@ -268,11 +265,7 @@ def _untimed_records(parts: Sequence[DataFile]) -> int | None:
 
 
 def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) -> tuple[int, int]:
-    """Write the rows of files, in order, into a new file; return its rows and bytes.
-
-    Raises:
-        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
-    """
+    """Write the rows of files, in order, into a new file; return its rows and bytes."""
     import pyarrow as pa
 
     schema = _joined_schema([_schema(path) for path, _ in parts])
@@ -290,8 +283,8 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
                     waiting, waiting_bytes = [], 0
             if rows != expected:
                 raise LogCorrupt(
-                    f"The committed file {path} has {rows} records, the ledger says {expected}: "
-                    "restore it from a backup, or replay its batch."
+                    f"The committed file {path} has {rows} records instead of {expected}: restore "
+                    "it from a backup, or replay its batch."
                 )
             records += rows
         if waiting:
@@ -300,7 +293,6 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
 
 
 def _joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return a schema for the rows of all files, whose columns fit."""
     if all(schema.equals(schemas[0]) for schema in schemas):
         return schemas[0]
     return arrow_schema(reduce(merged, (columns_of(stored_schema(each)) for each in schemas)))

@@ -1,11 +1,11 @@
-"""Compaction that continues where the last one ended, and ignores young files.
+"""Compaction that continues where the last compaction ended, and skips young files.
 
-It reads the ledger from the first file that can still grow. So its cost depends on what was
-committed since, and not on the age of the stream. It stores the end of each portion under the
+It reads the ledger from the first file that can still grow. So its cost depends on the batches
+committed since then, and not on the age of the stream. It stores the end of each portion under the
 claim:
 
 1. A run swaps in the merged file of a portion, and is killed before it stores the end.
-2. The next run begins at the same batch, finds the merged file there, and continues behind it.
+2. The next run begins at the same batch, finds the merged file, and continues after it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 
 
 def old_until(newest: Batch | None, age: timedelta) -> datetime | None:
-    """Return the date before which batches of a shard are old; None without a dated batch.
+    """Return the time before which batches of a shard are old; None without a dated batch.
 
-    An age is the difference of two dates in one ledger: no clock of a reader is involved.
+    An age is the difference between two times in one ledger, independent of the reader's clock.
     """
     if newest is None or newest.committed_at is None:
         return None
@@ -38,25 +38,23 @@ class ContinuedReport:
     """The results of a compaction of some shards.
 
     Attributes:
-        reports: by shard.
-        left: for each shard that is not done, the reason as a clause.
+        postponed: for each postponed shard, the reason as a clause.
     """
 
     reports: dict[ShardId, CompactionReport] = field(
         default_factory=dict[ShardId, CompactionReport]
     )
-    left: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+    postponed: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedCompaction:
-    """Compaction of the batches that were committed to some shards since the last compaction.
+    """Compacts the batches that were committed since the last compaction.
 
     Attributes:
-        compactor: merges the files.
-        age: only batches that are older than the newest batch of their shard by this are merged.
+        age: the smallest age of a batch to merge, relative to the newest batch of its shard.
         old_until: for some shards, a number below which all batches are old enough.
-        stopped: returns the reason, as a clause, to leave a shard for later; empty to continue.
+        stopped: returns the reason to postpone a shard, as a clause; empty to continue.
     """
 
     compactor: Compactor
@@ -67,25 +65,25 @@ class ContinuedCompaction:
     def compact(self, shards: Sequence[ShardId]) -> ContinuedReport:
         """Compact these shards, one after the other."""
         progress = self.compactor.store.compacted(self.compactor.key)
-        whole = ContinuedReport()
+        total = ContinuedReport()
         for shard in dict.fromkeys(shards):
             if reason := self.stopped(shard):
-                whole.left[shard] = reason
+                total.postponed[shard] = reason
                 continue
-            whole.reports[shard] = self._compact(shard, progress.get(shard, Compacted()), whole)
-        return whole
+            total.reports[shard] = self._compact(shard, progress.get(shard, Compacted()), total)
+        return total
 
     def _compact(
-        self, shard: ShardId, progress: Compacted, whole: ContinuedReport
+        self, shard: ShardId, progress: Compacted, total: ContinuedReport
     ) -> CompactionReport:
         report = CompactionReport(shard)
         try:
-            with self.compactor.claimed(shard):
+            with self.compactor.claim(shard):
                 more = True
                 while more:
                     report, progress, more = self._portion(report, progress)
                     if more and (reason := self.stopped(shard)):
-                        whole.left[shard] = reason
+                        total.postponed[shard] = reason
                         break
         except LeaseholdError as error:
             return replace(report, error=str(error))
@@ -94,27 +92,27 @@ class ContinuedCompaction:
     def _portion(
         self, report: CompactionReport, progress: Compacted
     ) -> tuple[CompactionReport, Compacted, bool]:
-        """Merge one portion; return report and progress, and True if old batches remain."""
+        """Merge one portion; return the report, the progress, and True if old batches remain."""
         shard = report.shard
         units, more = self._old_units(shard, progress.until)
         if not units:
             return report, progress, False
         columns = self.compactor.columns
         plan = next_merges(units, target_bytes=self.compactor.target_bytes, columns=columns)
-        # The portion before has counted the other units.
+        # The other units were counted with the previous portion.
         new = [unit for unit in units if unit[0].sequence >= progress.looked_until]
         files = sum(len(batch.files) for unit in new for batch in unit)
         report = replace(
             report, files_before=report.files_before + files, files_after=report.files_after + files
         )
         for merge in plan.merges:
-            report = self.compactor.merged(report, merge)
-        looked_until = units[-1][-1].last + 1
-        # Later runs must not read a portion without a merge again and again.
-        until = looked_until if more and not plan.merges else plan.until
-        noted = Compacted(until, looked_until)
-        self.compactor.store.note_compacted(self.compactor.key, shard, self.compactor.run, noted)
-        return report, noted, more
+            report = self.compactor.merge(report, merge)
+        end = units[-1][-1].last + 1
+        # Later runs must not read a portion without a merge repeatedly.
+        until = end if more and not plan.merges else plan.until
+        progress = Compacted(until, end)
+        self.compactor.store.note_compacted(self.compactor.key, shard, self.compactor.run, progress)
+        return report, progress, more
 
     def _old_units(self, shard: ShardId, first: int) -> tuple[list[Unit], bool]:
         """Return complete units that are old enough, and True if more follow."""
@@ -138,7 +136,7 @@ class ContinuedCompaction:
 
 
 def _until(rows: Iterator[Batch], moment: datetime, number: int) -> Iterator[Batch]:
-    """Yield rows until one has at least a number and was committed after a moment."""
+    """Yield rows up to the first row from `number` on that was committed after `moment`."""
     for row in rows:
         if row.sequence >= number and (row.committed_at is None or row.committed_at > moment):
             return
@@ -147,5 +145,5 @@ def _until(rows: Iterator[Batch], moment: datetime, number: int) -> Iterator[Bat
 
 def _whole(unit: Unit) -> bool:
     """Return True if all rows of a unit's batches were read."""
-    together = max((file.batches for batch in unit for file in batch.files), default=1)
-    return sum(batch.batches for batch in unit) >= together
+    batches = max((file.batches for batch in unit for file in batch.files), default=1)
+    return sum(batch.batches for batch in unit) >= batches

@@ -1,4 +1,4 @@
-"""Pure rules of compaction: the consecutive units of a shard's output that become one file."""
+"""Pure rules for compaction: which consecutive units of a shard's output become one file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.lease_store.ledger_rows import Batch
 
 MERGED_ROWS_MAX = 2_000
-"""The most ledger rows that one swap changes, which it keeps in memory for one transaction."""
+"""The most ledger rows that one swap changes, in memory and in one transaction."""
 UNIT_ROWS_MAX = 20_000
-"""A file of so many batches is never merged again, however small: a merge reads all their rows."""
+"""A file with this many batches is never merged again, because a merge would read all its rows."""
 LARGE_ENOUGH = 0.5
-"""A file of this share of the target is not merged: that would cost as much as it is worth."""
+"""A file of at least this fraction of the target size is not merged."""
 
 UnitColumns = tuple[table_columns.Columns | None, table_columns.Columns | None] | None
 """The columns of a unit's files of records, and of its files in quarantine; None without files.
 
-None as a whole if the files do not fit into one file of each kind.
+None instead of the pair if the files of one kind have no common columns.
 """
 NO_COLUMNS: UnitColumns = (None, None)
 
@@ -33,9 +33,9 @@ def each_merge(
 ) -> Iterator[list[Unit]]:
     """Yield consecutive units of a shard to merge: each list becomes one file of records.
 
-    A merge ends at the target size or at very many rows, before a file that is large enough, and
-    before columns that do not fit. Only merges that reduce the number of files are yielded. No unit
-    is read beyond the one that ends a merge.
+    A merge ends at the target size or at the limit of rows, before a file that is large enough, and
+    before columns that do not fit. Only merges that reduce the number of files are yielded. The
+    reading of units ends with the unit that ends a merge.
     """
     for stretch in _each_stretch(shard_units, target_bytes, columns):
         if _saves_files(stretch.units):
@@ -61,11 +61,11 @@ def next_merges(
     target_bytes: int,
     columns: Callable[[Unit], UnitColumns] = lambda _: NO_COLUMNS,
 ) -> NextMerges:
-    """Return the merges for output that continues to grow behind these units.
+    """Return the merges for output that continues to grow after these units.
 
-    The last file can be smaller than the target. It is merged again once the files behind it are as
-    large together as the file itself. So the number of copies of a record grows with the logarithm
-    of the target, and so does the number of small files that a reader opens.
+    The last file can be smaller than the target. It is merged again once the later files together
+    are as large. So the number of copies of a record, and of small files for a reader, is
+    logarithmic in the target.
     """
     merges: list[list[Unit]] = []
     until: int | None = None
@@ -83,7 +83,7 @@ def next_merges(
 
 
 def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
-    """Drop leading units that are larger than all units behind them together."""
+    """Drop leading units that are larger than all later units together."""
     sizes = [_bytes(unit) for unit in shard_units]
     remaining = sum(sizes)
     for first, size in enumerate(sizes):
@@ -96,8 +96,8 @@ def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
 class _End(Enum):
     """The reason why a stretch ends.
 
-    `BORDER`: no later unit can join it. `FULL`: its files have the target size together; merged
-    they can be smaller, since each file has a header and a footer. `OPEN`: it is the last one.
+    `BORDER`: no later unit can join it. `FULL`: its files together have the target size; the merged
+    file can be smaller, because each file has a header and a footer. `OPEN`: it is the last one.
     """
 
     BORDER = 0
@@ -141,11 +141,11 @@ def _each_stretch(
 
 
 def changed_rows(unit: Unit) -> list[Batch]:
-    """Return the rows of a unit that a merge changes: the first one, and all that list files.
+    """Return the rows of a unit that a merge changes: the first row, and all rows with files.
 
     A forced checkpoint cannot separate the other rows from the file with their records.
     """
-    return [batch for place, batch in enumerate(unit) if place == 0 or batch.files]
+    return [batch for index, batch in enumerate(unit) if index == 0 or batch.files]
 
 
 def _bytes(unit: Unit) -> int:
@@ -153,7 +153,7 @@ def _bytes(unit: Unit) -> int:
 
 
 def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
-    """Return the columns of two units together, or None if they do not fit."""
+    """Return the common columns of two units, or None if there are none."""
     if one is None or other is None:
         return None
     pairs: list[table_columns.Columns | None] = []

@@ -1,14 +1,14 @@
-"""Replay: committed batches run again through the current transform, beside live consumption.
+"""Replay: applies the current transform to committed batches again, beside live consumption.
 
-Ranges, numbers and checkpoints stay as they are. Only the files and the counts of the batches
-change, for all replayed batches of a shard in one transaction. An interrupted replay leaves the old
-output in place:
+Ranges, numbers and checkpoints are unchanged. Only the files and the counts of the batches change,
+for all replayed batches of a shard in one transaction. An interrupted replay does not change the
+output:
 
 1. The replay claims the shard and writes new files, which no ledger row names yet.
-2. If it dies, readers see the old files. The new files are orphans, which vacuum removes later.
-3. If it is slow, and another run takes its claim over, its swap is refused.
+2. If it dies, readers still read the old files. Vacuum removes the new files later.
+3. If it is slow, and another run takes over its claim, its swap is refused.
 4. If Spark or the source makes no progress, it interrupts its job and releases its claims.
-5. After a swap, readers that listed the old files before still find them on the disk.
+5. After a swap, readers that have already listed the old files can still read them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
 _LOG = logging.getLogger(__name__)
-GIVEN_UP = "gave its claims back: the old output stays, and another replay starts over"
+STALL_CONSEQUENCE = "released its claims: the old output stays, and the next replay starts over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,14 @@ class ReplayReport:
         records: the number of records read for them.
         written: the number of records in their new output.
         quarantined: the number of their records that could not be parsed.
-        kept: the number of batches with their old output, as the source no longer has the records.
-        kept_until: the end cursor of the last of them, or None.
-        unpublished: the number of batches with their old output, as they wait for publication.
-        expired_until: the cursor where the output of the shard begins, if older output that the
-            replay asked for can have expired; otherwise None.
-        error: why nothing was replaced, as one sentence; empty without an error.
+        kept: the number of batches that keep their old output, because their records are gone from
+            the source.
+        kept_until: the end cursor of the last of these batches, or None.
+        unpublished: the number of batches that keep their old output, because they wait for
+            publication.
+        expired_until: the cursor where the output of the shard begins, if part of the requested
+            output can have expired; otherwise None.
+        error: the reason why no output was replaced; empty without an error.
     """
 
     shard: ShardId
@@ -87,8 +89,6 @@ class ReplayReport:
 
 @dataclass
 class _Replay:
-    """The replay of one shard in progress."""
-
     claim: ExitStack
     units: list[Unit]
     report: ReplayReport
@@ -107,30 +107,30 @@ def replay_on_spark(
     run: str,
     ended: Ended,
     progress: Report = lambda *_: None,
-    tell: Callable[[str], None] = _LOG.warning,
+    warn: Callable[[str], None] = _LOG.warning,
     starved_after_s: float = STARVED_AFTER_S,
 ) -> dict[ShardId, ReplayReport]:
     """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
-    A replay without progress for the stream's `stall_limit_s` is given up, with the reason in the
-    reports of unfinished shards. `tell` takes a sentence for people while the replay continues, for
-    example when Spark has run no task for `starved_after_s` seconds.
+    A replay without progress for the stream's `stall_limit_s` is abandoned, with the reason in the
+    reports of unfinished shards. `warn` logs a warning, for example that Spark has run no task for
+    `starved_after_s` seconds.
     """
     with (
-        StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        StallGuard(stream.pace.stall_limit_s, time.monotonic, STALL_CONSEQUENCE) as guard,
         guarded_run(
             spark,
             guard,
             run=run,
             work=f"stream {stream.name}",
-            tell=tell,
+            warn=warn,
             ended=ended,
             starved_after_s=starved_after_s,
         ) as on_spark,
     ):
         sweeper = SparkSweeper(stream=stream, spark=on_spark, output_root=output_root)
 
-        def taken_over(other: str) -> bool:
+        def has_ended(other: str) -> bool:
             on_spark.succeed(other)
             return ended(other)
 
@@ -140,7 +140,7 @@ def replay_on_spark(
             output_root=output_root,
             sweeper=sweep.GuardedSweeper(sweeper, guard, lambda: on_spark.awaited),
             run=run,
-            ended=taken_over,
+            ended=has_ended,
             progress=progress,
         )
         return replayer.replay(shards, span)
@@ -151,12 +151,8 @@ class Replayer:
     """Replays shards of a stream in one run.
 
     Attributes:
-        stream: declares the source, the current transform and the quarantine limit.
-        output_root: the folder of the group's output.
-        sweeper: reads, transforms and writes.
-        run: an id that was never used.
-        ended: returns True if a run has certainly ended: its claims are taken over.
-        progress: called with the number of batches replayed so far, and an estimate of all batches.
+        ended: returns True if a run has certainly ended, so that its claims can be taken over.
+        progress: receives the number of batches replayed so far, and an estimate of all batches.
     """
 
     stream: ShardStream
@@ -180,7 +176,7 @@ class Replayer:
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
 
-        The report of a shard has its error. An interrupt, or an error of the whole replay, is
+        An error of one shard is in its report. An interruption, or an error of the whole replay, is
         raised after all claims were released.
         """
         unique = list(dict.fromkeys(shards))
@@ -202,7 +198,7 @@ class Replayer:
         return self._reports
 
     def _guarded(self, shard: ShardId, step: Callable[[], None]) -> None:
-        """Do one step of a shard; its error ends the replay of this shard only."""
+        """Run one step of a shard; an error ends the replay of this shard only."""
         try:
             step()
         except LeaseholdError as error:
@@ -221,10 +217,10 @@ class Replayer:
         head = self.store.heads(key, [shard])[shard]
         first = span.first_number(partial(self.store.each_batch, key, shard))
         numbers = range(first, head.next_number)
-        units = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
+        units = span.select(units_of(self.store, key, shard, numbers) if numbers else ())
         end = rewritable_until(self.store, key, shard, head.next_number)
         replayed = [unit for unit in units if unit[-1].sequence < end]
-        unchanged = bisect_left(replayed, True, key=lambda unit: self._still_there(shard, unit))
+        unchanged = bisect_left(replayed, True, key=lambda unit: self._is_available(shard, unit))
         replay.units = replayed[unchanged:]
         replay.waiting.extend(batch for unit in replay.units for batch in unit)
         self._batches += len(replay.waiting)
@@ -236,8 +232,8 @@ class Replayer:
             unpublished=sum(len(unit) for unit in units[len(replayed) :]),
         )
 
-    def _still_there(self, shard: ShardId, unit: Unit) -> bool:
-        """Return True if the source still has the records of a unit; it drops the oldest first."""
+    def _is_available(self, shard: ShardId, unit: Unit) -> bool:
+        """Return True if the source still has the records of a unit; the oldest expire first."""
         try:
             self.stream.source.plan(shard, unit[0].start, Limits(records_max=1))
         except CursorExpired:
@@ -265,9 +261,9 @@ class Replayer:
                 self._end(shard, ReplayReport(shard, error=str(error)))
             return
         for range_ in ranges:
-            self._guarded(range_.shard, lambda r=range_: self._take(r, results[r.shard]))
+            self._guarded(range_.shard, lambda r=range_: self._add_result(r, results[r.shard]))
 
-    def _take(self, range_: ReadRange, result: sweep.SweepResult) -> None:
+    def _add_result(self, range_: ReadRange, result: sweep.SweepResult) -> None:
         replay = self._open[range_.shard]
         if not isinstance(result, sweep.SweepOutcome):
             raise result
@@ -318,8 +314,7 @@ class Replayer:
     def _superseded(self, shard: ShardId) -> str:
         return (
             f"Another run took over the output of shard {shard} of {self.stream.key} while it was "
-            "replayed: its output was left as that run made it; replay it again if you still "
-            "want to."
+            "replayed, so this replay changed nothing: replay the shard again if necessary."
         )
 
     def _end(self, shard: ShardId, report: ReplayReport) -> None:

@@ -23,10 +23,10 @@ Bound = str | datetime | None
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpan:
-    """The batches with records from `start` on and before `end`; None is no bound.
+    """The batches with records from `start` on and before `end`; None means no bound.
 
     With `quarantined`, only batches with records in quarantine. A time is compared with the event
-    times of a batch; batches without known event times belong to the span.
+    times of a batch; batches with unknown event times belong to the span.
     """
 
     start: Bound = None
@@ -44,8 +44,8 @@ class ReplaySpan:
         """
         if start == Position.END or end == Position.BEGIN:
             raise RewriteRefused(
-                "A replay from the end or to the begin holds nothing: leave the bound out, or "
-                "give a cursor or an ISO 8601 time."
+                "A replay from the end or up to the begin has no batches: omit the bound, or give "
+                "a cursor or an ISO 8601 time."
             )
         span = cls(_bound(start, Position.BEGIN), _bound(end, Position.END), quarantined)
         empty = False
@@ -69,8 +69,8 @@ class ReplaySpan:
         for cursor in (self.start, self.end):
             if isinstance(cursor, str) and is_before(cursor, expired.begin):
                 raise RewriteRefused(
-                    f"{shown(cursor)} lies before the committed output of shard {shard}, which "
-                    f"begins at {expired.begin}: what lay before has expired and cannot be "
+                    f"{shown(cursor)} is before the committed output of shard {shard}, which "
+                    f"begins at {expired.begin}: earlier output has expired and cannot be "
                     f"replayed. Replay from {expired.begin} on."
                 )
         since = self.start if isinstance(self.start, datetime) else None
@@ -82,19 +82,20 @@ class ReplaySpan:
         """Return the number of the first batch of a shard that can belong to the span."""
         return number_behind(ledger, self.start) if isinstance(self.start, str) else 0
 
-    def chosen(self, units: Iterable[Unit]) -> list[Unit]:
+    def select(self, units: Iterable[Unit]) -> list[Unit]:
         """Return the units with a batch in the span.
 
         Args:
-            units: of one shard in order, from `first_number` on; read up to the end of the span.
+            units: the units of one shard in order, from `first_number` on; they are read up to the
+                end of the span.
 
         Raises:
-            RewriteRefused: a bound is no cursor.
+            RewriteRefused: a bound is not a cursor.
         """
         selection: list[Unit] = []
         self._check_cursors()
         for unit in units:
-            if any(self._holds(batch) for batch in unit):
+            if any(self._includes(batch) for batch in unit):
                 selection.append(unit)
             if isinstance(self.end, str) and not is_before(unit[-1].end, self.end):
                 break
@@ -108,7 +109,7 @@ class ReplaySpan:
                     "the cursors of a shard."
                 )
 
-    def _holds(self, batch: Batch) -> bool:
+    def _includes(self, batch: Batch) -> bool:
         """Return True if a batch can have records between the two bounds."""
         statistics = batch.statistics
         if self.quarantined and not statistics.quarantined:

@@ -1,8 +1,9 @@
-"""Vacuum removes old files that neither a ledger row nor the table names.
+"""Vacuum: removes old files that neither a ledger row nor the table names.
 
-A file has no name there if its attempt failed, if it was swapped out, or if its attempt is still in
-progress. The age of a swapped-out file counts from the swap: on a disk its modification time is
-set, in an object store a note has the time. The order of the reads protects an attempt in progress:
+A file is named by neither if its attempt failed, if it was swapped out, or if its attempt is still
+in progress. The age of a swapped-out file counts from the swap: on a disk, the swap sets its
+modification time; in an object store, a list of replaced files has the time. The order of the reads
+protects an attempt in progress:
 
 1. An attempt begins: its intent, its rewrite claim or its window attempt is in the store before its
    first file.
@@ -10,13 +11,13 @@ set, in an object store a note has the time. The order of the reads protects an 
 3. If the attempt is in progress at the second read, its folder has the name of its run, and stays.
 4. If it has ended by then, the ledger names its output at the third read.
 
-Vacuum reads a file's age a second time just before it removes the file. Otherwise:
+Vacuum reads a file's age a second time just before it removes the file. This protects readers:
 
 1. Vacuum lists a file that was written long ago and that the ledger names.
 2. A reader lists it, too.
-3. A compaction notes that the file is being replaced, and swaps it out.
-4. Vacuum reads the ledger, and no row names the file. But the second read of the file's age finds
-   the note of step 3, so the file is young, and stays.
+3. A compaction records that the file is being replaced, and swaps it out.
+4. Vacuum reads the ledger, and no row names the file. The second read of its age finds the time of
+   step 3, so the file is young and stays.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class VacuumReport:
     Attributes:
         removed: the paths of the files below the output folder, in order.
         removed_bytes: the size of these files.
-        committed: the number of files that ledger or table name.
+        committed: the number of files that the ledger or the table names.
         young: the number of other files that are not old enough.
         in_progress: the number of other files of attempts in progress.
     """
@@ -67,23 +68,22 @@ def vacuum(
     dry_run: bool = False,
     catalog: CatalogSettings | None = None,
 ) -> VacuumReport:
-    """Remove the files of attempts that neither ledger nor table name and that are old enough.
+    """Remove the files of attempts that are old enough and named by neither ledger nor table.
 
     The table is in `catalog`, by default in the lease database. Ages use the clock of the file
-    system, so a host with a wrong clock removes nothing too early.
+    system, so a host with a wrong clock does not remove files too early.
 
     Raises:
         OutputNotOwned: the folder belongs to another lease store.
         RewriteRefused: files cannot be listed or removed.
-        TableUnavailable: the table or its catalog cannot be reached.
     """
     owned(store, output_root, again=True, claim=False)
     try:
         entries = sorted(output_root.entries(ATTEMPTS_FOLDER), key=lambda entry: entry.path)
     except OSError as error:
         raise RewriteRefused(
-            f"The files in {output_root} cannot be listed ({one_line(str(error))}): let this "
-            "account read the output folder."
+            f"The files in {output_root} cannot be listed ({one_line(str(error))}): allow this "
+            "account to read the output folder."
         ) from error
     if not entries:
         return VacuumReport()
@@ -103,9 +103,9 @@ def vacuum(
     old = [entry for entry in idle if entry.modified_ns < limit_ns]
     if old and not dry_run:
         failpoints.reach("before_vacuum")
-    old = _still_old(output_root, old, limit_ns, remove=not dry_run)
+    old = _recheck(output_root, old, limit_ns, remove=not dry_run)
     if not dry_run:
-        # An object store deletes a folder with its content, so a folder with named files stays.
+        # An object store deletes a folder with its content, so folders with named files are kept.
         in_use = busy | {PurePosixPath(path).parts[1] for path in named}
         output_root.remove_empty_folders(
             [
@@ -127,7 +127,7 @@ def vacuum(
 def _named_by_table(
     store: LeaseStore, key: GroupKey, output_root: OutputPlace, catalog: CatalogSettings
 ) -> set[str]:
-    """Return the files that the snapshots of the group's table name, also earlier ones."""
+    """Return the files that all snapshots of the group's table name."""
     publication = store.publication(key)
     published = publication is not None and publication.table is not None
     if not published and not any(output_root.names(METADATA_FOLDER)):
@@ -142,20 +142,16 @@ def _attempt(entry: Entry) -> str:
     return PurePosixPath(entry.path).parts[1]
 
 
-def _still_old(
+def _recheck(
     output_root: OutputPlace, old: Collection[Entry], limit_ns: int, *, remove: bool
 ) -> list[Entry]:
-    """Return the files that are still old at the moment of their removal; remove them, or not.
-
-    Raises:
-        RewriteRefused: a file cannot be removed.
-    """
+    """Return the files that are still old, after removing them if `remove` is True."""
     replaced_ns = output_root.replaced_ns() if old else {}
-    still: list[Entry] = []
+    old_files: list[Entry] = []
     for entry in old:
         place = output_root / entry.path
         try:
-            # Compared with the limit of the listing: a later change only makes a file younger.
+            # Compared with the limit of the listing: a later change can only make a file younger.
             changed_ns = max(place.modified_ns(), replaced_ns.get(entry.path, 0))
             if changed_ns >= limit_ns:
                 continue
@@ -165,10 +161,10 @@ def _still_old(
             continue  # another vacuum was faster
         except OSError as error:
             raise RewriteRefused(
-                f"{place} cannot be removed ({error.strerror or one_line(str(error))}): let this "
-                "account write to the output folder."
+                f"{place} cannot be removed ({error.strerror or one_line(str(error))}): allow this "
+                "account to write to the output folder."
             ) from error
-        still.append(entry)
+        old_files.append(entry)
         if remove:
             failpoints.reach("during_vacuum")
-    return still
+    return old_files

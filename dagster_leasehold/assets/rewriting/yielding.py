@@ -1,4 +1,4 @@
-"""When a compaction stops: consumption comes first, and the time of a run is limited."""
+"""Rules for when a compaction stops: consumption has priority, and the time of a run is limited."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import lags_of
 
 REVIEW_S = 10.0
-"""The interval between two reads of leases and lags, in seconds."""
+"""The interval between reads of leases and lags, in seconds."""
 RUN_BUDGET_S = 120.0
-"""The time after which a run stops and leaves the rest to the next run, in seconds."""
+"""The time after which a run stops and postpones the rest to the next run, in seconds."""
 
 
 def finished(snapshot: Snapshot) -> frozenset[ShardId]:
-    """Return the shards that are over."""
+    """Return the finished shards."""
     return frozenset(row.shard for row in snapshot.shards if row.state is ShardState.OVER)
 
 
-def keepers(snapshot: Snapshot) -> dict[ShardId, NodeName]:
-    """Return the node that compacts each shard: its holder.
-
-    No node holds a shard that is over: such shards are distributed among the members in order.
-    """
+def compacting_nodes(snapshot: Snapshot) -> dict[ShardId, NodeName]:
+    """Return the node that compacts each shard: its holder or, for a finished shard, any member."""
     members = sorted(node.name for node in snapshot.nodes if node.member and node.accepts_runs)
     over = sorted(finished(snapshot))
-    unheld = {shard: members[place % len(members)] for place, shard in enumerate(over) if members}
+    unheld = {shard: members[index % len(members)] for index, shard in enumerate(over) if members}
     holders = {
         row.shard: row.consumer_owner
         for row in snapshot.shards
@@ -42,7 +39,7 @@ def keepers(snapshot: Snapshot) -> dict[ShardId, NodeName]:
 def behind(stream: ShardStream, rows: Iterable[ShardLease]) -> Mapping[ShardId, bool]:
     """Return True for each shard with more unread records than one batch can have.
 
-    A shard is compacted if the source does not know its lag or does not answer.
+    If the lag is unknown, the result is False, so the shard is compacted.
     """
     lags = lags_of(stream.source, rows).records
     return {shard: (lag or 0) > stream.limits.records_max for shard, lag in lags.items()}
@@ -50,15 +47,7 @@ def behind(stream: ShardStream, rows: Iterable[ShardLease]) -> Mapping[ShardId, 
 
 @dataclass(slots=True)
 class Yielding:
-    """Decides before each portion of a compaction whether to continue.
-
-    Attributes:
-        stream: the stream of the shards.
-        node: the node that compacts.
-        shards: the shards that it compacts.
-        snapshot: reads the group.
-        leaving: returns True once the node leaves.
-    """
+    """Determines before each portion of a compaction whether to continue."""
 
     stream: ShardStream
     node: NodeName
@@ -74,9 +63,9 @@ class Yielding:
         self._began_s = self.clock()
 
     def stopped(self, shard: ShardId) -> str:
-        """Return the reason to leave a shard for later, as a clause; empty to continue."""
+        """Return the reason to postpone a shard, as a clause; empty to continue."""
         if self.leaving():
-            return f"node {self.node} leaves"
+            return f"node {self.node} is leaving"
         now_s = self.clock()
         if now_s - self._began_s > RUN_BUDGET_S:
             return f"this run has worked for {RUN_BUDGET_S:.0f} s"
@@ -87,7 +76,7 @@ class Yielding:
 
     def _review(self) -> dict[ShardId, str]:
         snapshot = self.snapshot()
-        owners = keepers(snapshot)
+        owners = compacting_nodes(snapshot)
         rows = [
             row
             for row in snapshot.shards

@@ -1,8 +1,8 @@
 """The embedded Spark Connect server: one warm server per folder, started when first needed.
 
 A JVM takes seconds to start, as long as a short run. So runs share one server, which ends soon
-after the last process that uses it. It listens only on the loopback, and requires a token that only
-this user can read. `spark_session` and `spark_resource` call this module.
+after its last user. It listens only on the loopback, and requires a token that only this account
+can read. `spark_session` and `spark_resource` call this module.
 
 A file lock prevents a second server:
 
@@ -46,11 +46,10 @@ PORT_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class ConnectServer:
-    """A server as its state file describes it.
+    """A server, as described by its state file.
 
     Attributes:
         process: the process that watches the server, and leads its process group.
-        port: its port on the loopback.
         session_id: the Spark session that all runs share, since each new session costs 200 MB.
         version: the versions of Spark and Python, and the user's configuration. If it differs, a
             new server is needed.
@@ -63,7 +62,7 @@ class ConnectServer:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return the state file's content; None if there is none or it is not readable."""
+        """Return the content of the state file; None if it is missing or not readable."""
         try:
             state = json.loads((folder / STATE_FILE).read_text())
             process = ProcessIdentity.parse(state["process"])
@@ -123,15 +122,12 @@ def connect_server(
     user_conf: Mapping[str, str],
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ConnectServer:
-    """Return the server of this folder, started now if none runs with this configuration.
+    """Return the server of this folder; start one if none runs with this configuration.
 
     Args:
-        folder: the folder of its state, token and log.
-        conf: its Spark configuration; it holds no secrets.
         environment: returns the environment of a new server, with JAVA_HOME and the Python of its
             workers; called only if a server starts, because the search for Java runs Java.
-        user_conf: the user's part of its configuration, which wins over `conf`.
-        start_timeout_s: the longest time of a start, in seconds.
+        user_conf: the user's configuration, which overrides `conf`.
 
     Raises:
         SparkUnavailable: the server ended before it answered, or did not answer in time.
@@ -158,7 +154,7 @@ def connect_server(
 def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
-    With `only`, another server keeps running, such as one that another process has just started.
+    With `only`, any other server keeps running: another process can have just started it.
     """
     if not folder.is_dir():
         return False
@@ -170,11 +166,11 @@ def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
 
 
 def replace_session(folder: Path, lost: ConnectServer) -> bool:
-    """Replace the session that all runs of a server share, because it is closed.
+    """Replace the session that all runs of a server share, after it was closed.
 
     1. Runs A and B find that the session is closed.
     2. A takes the lock, and writes a new session id into the state file.
-    3. B takes the lock, finds that the session is no longer the lost one, and uses A's.
+    3. B takes the lock, finds a session other than the closed one, and uses it.
 
     Returns:
         False if no server runs in this folder.
@@ -202,7 +198,7 @@ def _start(
         process = _launch(folder, port, conf, environment)
         watcher = ProcessIdentity.of(process.pid)
         server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
-        # Written before the server answers, so that an interrupted start can be ended.
+        # Written before the server answers, so that it can be ended after an interrupted start.
         server.write(folder)
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
@@ -243,13 +239,13 @@ def _launch(
             "dagster_leasehold.assets.spark.connect_watch",
             str(folder.absolute()),
         ],
-        # The token travels in the environment: a command line is readable by every user.
+        # The token is passed in the environment: every user can read a command line.
         env={**environment, TOKEN_VARIABLE: token},
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # The server outlives this run, and a signal to this run's group does not reach it.
+        # The server outlives this run, so a signal to this run's group must not reach it.
         start_new_session=True,
     )
 

@@ -4,10 +4,9 @@
 `python -m dagster_leasehold.assets.spark.connect_watch FOLDER`.
 
 It starts the server, and removes known noise from its log. It ends the server on a signal, when the
-folder is deleted, and when no process uses the server any longer. Processes register in the folder:
-a run as a client; a code server, or a command that starts Spark, as a keeper. So the JVM ends soon
-after its deployment, even if that crashed, and ten minutes after the last run of an idle
-deployment.
+folder is deleted, and when no process uses the server. Processes register in the folder: a run as a
+client; a code server, or a command that starts Spark, as a keeper. So the JVM ends soon after its
+deployment, even after a crash, and ten minutes after the last run of an idle deployment.
 """
 
 from __future__ import annotations
@@ -49,32 +48,32 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def note_client(folder: Path) -> None:
-    """Register this process as a client of the server of `folder`, which keeps running for it."""
-    _note(folder, CLIENTS)
+    """Register this process as a client, for which the server of `folder` keeps running."""
+    _register(folder, CLIENTS)
 
 
 def note_keeper(folder: Path) -> None:
-    """Register this process as a keeper, which holds the server of `folder` for the next run."""
-    _note(folder, KEEPERS)
+    """Register this process as a keeper, which keeps the server of `folder` for the next run."""
+    _register(folder, KEEPERS)
 
 
-def _note(folder: Path, kind: str) -> None:
+def _register(folder: Path, kind: str) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    notes = folder / kind
-    notes.mkdir(exist_ok=True)
-    (notes / str(ProcessIdentity.of(os.getpid()))).touch()
+    processes = folder / kind
+    processes.mkdir(exist_ok=True)
+    (processes / str(ProcessIdentity.of(os.getpid()))).touch()
 
 
 def in_use(folder: Path, kind: str) -> bool:
     """Return True if a registered process of this kind still runs; unregister all others."""
     used = False
-    for note in (folder / kind).glob("*"):
-        process = ProcessIdentity.parse(note.name)
+    for file in (folder / kind).glob("*"):
+        process = ProcessIdentity.parse(file.name)
         if process is not None and process.same_place and process.existence() is not Existence.GONE:
             used = True
         else:
             # A process of another boot or container cannot reach a server on the loopback.
-            note.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
     return used
 
 
@@ -107,8 +106,8 @@ def watch(folder: Path) -> int:
         text=True,
         errors="replace",
         bufsize=1,
-        # If this process is killed, the system kills the server. `preexec_fn` is unsafe beside
-        # other threads, and there are none so far.
+        # If this process is killed, the system kills the server. `preexec_fn` is safe here: this
+        # process has no other threads yet.
         preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     ending = threading.Event()
@@ -121,16 +120,16 @@ def watch(folder: Path) -> int:
     signal.signal(signal.SIGINT, end)
     copier = threading.Thread(target=_copy_log, args=(server, folder), daemon=True)
     copier.start()
-    kept_s = used_s = time.monotonic()
+    keeper_s = client_s = time.monotonic()
     while server.poll() is None and not ending.wait(CHECK_S):
         if not (folder / PROPERTIES_FILE).exists():
             break
         now = time.monotonic()
         if in_use(folder, CLIENTS):
-            kept_s = used_s = now
+            keeper_s = client_s = now
         elif in_use(folder, KEEPERS):
-            kept_s = now
-        if now - kept_s > UNUSED_MAX_S or now - used_s > IDLE_MAX_S:
+            keeper_s = now
+        if now - keeper_s > UNUSED_MAX_S or now - client_s > IDLE_MAX_S:
             break
     if server.poll() is None:
         server.terminate()

@@ -1,8 +1,8 @@
 """Pure rules that distinguish a Spark without a feature from a wrong plan or wrong code.
 
-Other servers implement Spark's protocol too, and lack parts of it. They report this in different
-ways: by an exception type of PySpark, an error condition of Spark, a gRPC status, or a text of
-their own. Code that starts a Spark job calls this when the job fails.
+Other implementations of Spark's protocol lack parts of it. They report this in different ways: by
+an exception type of PySpark, an error condition of Spark, a gRPC status, or their own text. Code
+that starts a Spark job calls this when the job fails.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def lacks_feature(error: Exception) -> bool:
     """Return True if an error means that this Spark does not support the request."""
     text = str(error)
     if TRACE_BEGIN in text:
-        return False  # the code that a worker ran has raised
+        return False  # code on a worker raised it
     is_refusal = isinstance(error, AttributeError) or type(error).__name__ == _REFUSAL
     return is_refusal or _LACKING.search(text) is not None
 
 
-def is_of_a_plan(error: Exception) -> bool:
-    """Return True if an error has an error condition of Spark, as an invalid plan causes."""
+def is_plan_error(error: Exception) -> bool:
+    """Return True if an error has one of Spark's error conditions, as for an invalid plan."""
     return _CONDITION.search(str(error)) is not None

@@ -62,12 +62,12 @@ def begin(session: SparkSession, environment: str = "") -> None:
     """Send the project's code to a session with remote workers, and register the session.
 
     Args:
-        session: a new session, or a session that other processes share.
-        environment: the archive of an environment whose Python the workers run; empty to run
-            their own.
+        environment: the archive of an environment with the workers' Python; empty to use their
+            own Python.
 
     Raises:
-        SparkUnavailable: the session has other code under these names, or takes no environment.
+        SparkUnavailable: the session has other code under these names, or does not accept an
+            environment.
     """
     if environment and session.conf.get(WORKERS_PYTHON_KEY, None) != WORKERS_PYTHON:
         _add_environment(session, environment)
@@ -82,10 +82,6 @@ def send_users_code(session: object, module: str) -> None:
     These are the loaded modules outside this Python's installation, the transform's module, and the
     packages of sources in use. A package with compiled modules is not sent, because Python cannot
     import them from an archive.
-
-    Args:
-        session: the session of the next job.
-        module: the full name of the transform's module.
 
     Raises:
         SparkUnavailable: the session has other code under these names.
@@ -110,8 +106,8 @@ def _send(session: Any, names: Iterable[str]) -> None:
         if version not in (None, archive.name):
             # Workers keep the modules that they have imported, so new code would have no effect.
             raise SparkUnavailable(
-                f"The Spark session already has other code of {name}: take session_id out of the "
-                "address of Spark, so that each run has a session of its own."
+                f"The Spark session already has other code of {name}: remove session_id from the "
+                "address of Spark, so that each run has its own session."
             )
         if version is None:
             _add(session, archive)
@@ -126,7 +122,7 @@ def _add_environment(session: Any, environment: str) -> None:
         if not lacks_feature(error):
             raise
         raise SparkFeatureMissing(
-            f"This Spark takes no environment for its workers ({one_line(str(error))}): install "
+            f"This Spark accepts no environment for its workers ({one_line(str(error))}): install "
             "its packages on them, and remove spark.environment_archive."
         ) from error
 
@@ -142,10 +138,7 @@ def _add(session: Any, archive: Path) -> None:
 
 @cache
 def _archive(name: str) -> Path | None:
-    """Return the archive of a top-level module; None if it has no files, or compiled ones.
-
-    It is made once per process, which loads each module once as well.
-    """
+    """Return the archive of a top-level module; None if it has no files, or compiled ones."""
     files = dict(_files(name, import_module(name)))
     if not files or any(path.suffix in COMPILED for path in files.values()):
         return None
@@ -177,12 +170,12 @@ def write_archive(folder: Path, name: str, contents: dict[str, bytes]) -> Path:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that exists as long as this process, since a driver serves files from it."""
+    """Return a folder for the lifetime of this process, because a driver serves files from it."""
     return tempfile.TemporaryDirectory(prefix="leasehold-code-")
 
 
 def _files(name: str, module: ModuleType) -> Iterator[tuple[str, Path]]:
-    """Yield the existing files of a top-level module, each after its name in the archive."""
+    """Yield the name in the archive and the path of each file of a top-level module."""
     folders = [Path(entry) for entry in getattr(module, "__path__", ())]
     if not folders and (file := getattr(module, "__file__", None)) and Path(file).is_file():
         yield f"{name}{Path(file).suffix}", Path(file)
@@ -203,7 +196,7 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _is_plain_data(path: Path) -> bool:
-    """Return True for a small file that seems to hold no key or password."""
+    """Return True for a small file that does not seem to hold a key or password."""
     if path.stat().st_size > DATA_BYTES_MAX:
         return False
     if any(fnmatch(path.name.lower(), name) for name in SECRET_NAMES):
@@ -214,8 +207,8 @@ def _is_plain_data(path: Path) -> bool:
 def _installed(module: ModuleType) -> bool:
     """Return True if a module belongs to this Python's installation, or has no file."""
     file = getattr(module, "__file__", None)
-    places = [file] if file else [*getattr(module, "__path__", ())]
-    return not places or is_installed(places[0])
+    paths = [file] if file else [*getattr(module, "__path__", ())]
+    return not paths or is_installed(paths[0])
 
 
 @cache

@@ -1,7 +1,7 @@
 """The Spark session of a deployment, as a Dagster resource for runs.
 
-Dagster can store and show a resource's configuration. So it contains neither the address with the
-session id nor the token; the run looks both up at the first use.
+Dagster can store and show a resource's configuration. So the configuration contains neither the
+address with the session id nor the token; the run reads both at the first use.
 """
 
 from __future__ import annotations
@@ -41,25 +41,21 @@ CLIENT = "pyspark.sql.connect.session"
 SESSION_CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 REFUSALS = {
-    "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the one of the server",
+    "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the server's token",
     "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: set spark.certificate to "
     "the file with its authority's certificate",
-    SESSION_CLOSED: "has closed the session and no longer takes its id: remove session_id from the "
-    "address in the setting spark",
-    "stopped SparkContext": "took no application: no master runs there, or its version of Spark is "
-    "not {here} as on the nodes. The master's log says which",
+    SESSION_CLOSED: "has closed the session and no longer accepts its id: remove session_id from "
+    "the address in the setting spark",
+    "stopped SparkContext": "accepted no application: no master runs there, or its version of "
+    "Spark is not {here} as on the nodes. See the master's log",
     "WRONG_VERSION_NUMBER": "does not speak TLS: remove spark.tls, and also the token, which is "
     "sent only over TLS",
 }
-"""Texts in errors of Spark's client, and the end of the sentence that a user reads instead."""
+"""Texts in errors of Spark's client, and the end of the error message for each."""
 
 
 def spark_of_run(spark: object) -> SparkResource:
-    """Return the Spark of a run's deployment, and start to import its client.
-
-    Raises:
-        SparkUnavailable: the deployment has no Spark.
-    """
+    """Return the Spark of a run's deployment, and start to import its client."""
     if not isinstance(spark, SparkResource):
         raise SparkUnavailable("This deployment has no Spark, which the run needs.")
     spark.begin_import()
@@ -73,7 +69,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         mode: `connect`, `sc://…`, or the address of a Spark master.
         folder: the folder for the embedded server's state and a shim for Java.
         conf: the user's configuration of Spark; it holds no secrets.
-        certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.
+        certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's defaults.
         environment_archive: the archive of the workers' environment; empty if they have their own.
     """
 
@@ -87,20 +83,14 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     _imports: Any = PrivateAttr(default=None)
 
     def begin_import(self) -> None:
-        """Start to import Spark's client in the background; the run opens its shards meanwhile."""
+        """Import Spark's client in the background, while the run opens its shards."""
         if self._is_client and self._imports is None:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session; the embedded server is started if none runs.
-
-        Raises:
-            InvalidSetting: the mode is not valid.
-            JavaNotFound: there is no Java to run Spark.
-            SparkUnavailable: Spark does not start or answer.
-        """
+        """The session, with an embedded server that is started if none runs."""
         if self._supplier is None:
             try:
                 self._supplier = self._new_supplier()
@@ -113,17 +103,15 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     def renewed_session(self) -> SparkSession | None:
         """Return a session in place of a lost one.
 
-        A run with outdated settings gets none, since runs would end each other's servers:
+        A run with outdated settings gets none, because runs would end each other's servers:
 
         1. Spark's settings change while run A works, and run B starts with the new settings.
         2. B ends the server and starts another, so A loses its session.
-        3. If A started a server with its old settings, it would end B's server, and B in turn A's.
+        3. If A started a server with its old settings, it would end B's server. B would then end
+           A's.
 
         Returns:
             The session; None if this process is the driver, or a server with other settings runs.
-
-        Raises:
-            SparkUnavailable: Spark does not start or answer.
         """
         if not self._is_client or self._superseded:
             return None
@@ -147,7 +135,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     def _replace_shared_session(self) -> bool:
         """Replace the session that runs share; return False if no embedded server runs.
 
-        A session that another run has already put in its place stays.
+        If another run has already replaced it, the new session stays.
         """
         return self._server is not None and replace_session(Path(self.folder), self._server)
 
@@ -191,7 +179,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
 
 
 def _refusal(error: Exception) -> str:
-    """Return the end of a sentence: why there is no session, and what to do."""
+    """Return the end of an error message: why there is no session, and what to do."""
     text = str(error)
     for mark, refusal in REFUSALS.items():
         if mark in text:

@@ -6,10 +6,9 @@ command line although only linear algebra uses it. For such a Java, a small `bin
 that drops this argument and runs the real `java`.
 
 Spark puts `python/lib/pyspark.zip` of SPARK_HOME first on the search path of its Python processes.
-Python does not cache the compiled code of modules in an archive. So each of half a dozen daemons,
-and each worker that they fork, would compile pyspark again, which costs 0.6 s of CPU time before
-the first batch. With a SPARK_HOME without the archive, they import the installed package, as this
-process does.
+Python does not cache the compiled code of modules in an archive. So every daemon and worker would
+compile pyspark again, which costs 0.6 s of CPU time before the first batch. Without the archive in
+SPARK_HOME, they import the installed package, as this process does.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ class JavaRuntime:
     """A working `java`.
 
     Attributes:
-        home: the folder that it reports as `java.home`.
         major: the Java version, such as 17.
-        vector_module: True if it has the module that Spark's launcher names.
+        vector_module: True if it has the module `jdk.incubator.vector`.
     """
 
     home: Path
@@ -72,8 +70,8 @@ def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
     The first one that the installed Spark supports is used.
 
     Args:
-        cache: the folder for a shim of `java`; made when needed.
-        environ: the environment to search; by default this process's own.
+        cache: the folder for a shim of `java`, created if needed.
+        environ: the environment to search; by default, the environment of this process.
 
     Raises:
         JavaNotFound: no candidate runs with a supported version.
@@ -101,7 +99,7 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
     candidates: list[tuple[str, Path]] = []
     if configured := environ.get("JAVA_HOME"):
         candidates.append((f"JAVA_HOME={configured}", Path(configured) / "bin" / "java"))
-    # An absent PATH must not fall back to this process's own.
+    # Without PATH in `environ`, this process's PATH must not be searched.
     if on_path := shutil.which("java", path=environ.get("PATH", "")):
         candidates.append((on_path, Path(on_path)))
     try:
@@ -155,7 +153,7 @@ def spark_home(cache: Path) -> Path:
     """Return a folder to use as SPARK_HOME for Spark on this machine.
 
     Args:
-        cache: the folder to return; made when needed, with links to Spark's programs and jars.
+        cache: the folder to return, created if needed, with links to Spark's programs and jars.
     """
     spec = find_spec("pyspark")
     assert spec is not None, "pyspark is one of our requirements"

@@ -1,7 +1,7 @@
 """The configuration of Spark, and the address of a session; `spark_resource` calls it.
 
 The mode `connect` is the embedded Connect server on the loopback, which runs share. Any other mode
-is an address: `sc://…` of a Connect server, or a Spark master with its driver in this process.
+is an address: `sc://…` for a Connect server, or a Spark master for a driver in this process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.paral
 SESSIONS_REMEMBERED = 4
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
-"""A session gets these settings unless the user's configuration sets them."""
+"""Settings of a session that the user's configuration can override."""
 DRIVER_MEMORY = "2g"
 """The heap of the JVM; records in Python workers are outside of it."""
 
@@ -64,8 +64,8 @@ OPTIONS_OF_FEW_CORES = (
 )
 """Options of the JVM on a host with few cores. There they are as fast as the other options, and use
 two thirds of the memory after a job on DataFrames. The serial collector was not measured with more
-cores. In a small heap the JVM makes the young generation smaller; the last option keeps its notice
-off standard output, where programs print."""
+cores. In a small heap, the JVM makes the young generation smaller. The last option keeps that
+notice off standard output, where programs print."""
 OPTIONS_OF_MANY_CORES = "-XX:+UseParallelGC"
 
 
@@ -80,8 +80,8 @@ def cores() -> int:
 def tasks_at_once(session: SparkSession) -> int:
     """Return an estimate of the tasks that a session's Spark runs at once.
 
-    The configured parallelism wins. A driver knows the cores of its registered executors. A client
-    of a Connect server does not, and assumes this host's cores.
+    It is the configured parallelism if there is one. Otherwise, a driver counts the cores of its
+    registered executors, and a client of a Connect server assumes this host's cores.
     """
     # If Spark does not answer, the job itself fails and reports it.
     with suppress(Exception):
@@ -101,13 +101,13 @@ def _parallelism(session: SparkSession) -> str | None:
 def task_numbers(session: SparkSession, count: int) -> DataFrame:
     """Return a DataFrame that gives each task of a job its number.
 
-    It is cached because each new DataFrame asks a Connect server for its columns.
+    It is cached because each new DataFrame requests its columns from a Connect server.
     """
     return session.range(0, count, 1, count)
 
 
 def server_conf(folder: Path) -> dict[str, str]:
-    """Return the Spark configuration of a local session or server whose files live in `folder`."""
+    """Return the Spark configuration of a local session or server with its files in `folder`."""
     conf = {
         "spark.app.name": "leasehold",
         "spark.master": f"local[{cores()}]",
@@ -138,13 +138,9 @@ def _socket_conf() -> dict[str, str]:
 
 
 def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a Spark process, with its paths of Java and Python.
-
-    Raises:
-        JavaNotFound: there is no Java to run Spark.
-    """
+    """Return the environment variables of a Spark process, with the paths for Java and Python."""
     # Workers import the source, the sink and the user's transform by the same names as this
-    # process. They find the packages of this Python's installation anyway.
+    # process. The packages of this Python's installation are on their path by default.
     folders = [entry for entry in sys.path if Path(entry or ".").is_dir()]
     search = [str(Path(entry).absolute()) for entry in folders]
     outside = [entry for entry in search if not entry.startswith((sys.prefix, sys.base_prefix))]
@@ -160,26 +156,22 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _local_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a Spark on this machine; variables that the user has set win."""
+    """Return the environment of a Spark on this machine; the user's variables take precedence."""
     home = spark_home(folder / "home")
-    # Without SPARK_LOCAL_IP, Spark resolves the host's name, and does not start if that fails.
+    # Without SPARK_LOCAL_IP, Spark resolves the host name, and does not start if that fails.
     own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     return own | spark_environment(folder, os.environ)
 
 
 def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
-    """Return the address of the embedded Connect server, started now if none runs.
+    """Return the address of the embedded Connect server; start the server if none runs.
 
-    The token goes into this process's environment, where Spark's client finds it; the address
-    itself holds no secret. `conf` is the user's configuration, and wins over the project's.
-
-    Raises:
-        SparkUnavailable: the server does not start.
-        JavaNotFound: there is no Java to run it.
+    Spark's client reads the token from this process's environment; the address holds no secret.
+    `conf` is the user's configuration, which overrides the project's.
     """
     server: ConnectServer = connect_server(
         folder,
-        # The server's workers outlive a run, and the next run can have edited code.
+        # The server's workers outlive a run, and the user can edit code before the next run.
         server_conf(folder) | {DAEMON_KEY: WORKER_DAEMON},
         partial(_local_environment, folder),
         user_conf=conf,
@@ -191,11 +183,11 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
 def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
     """Apply the user's configuration and the project's settings to a new session.
 
-    A client of a Connect server also gets short retries. By default it retries for ten minutes if
+    A client of a Connect server also gets short retries. By default, it retries for ten minutes if
     the server is gone, and again when its process ends.
 
     Raises:
-        InvalidSetting: the server does not let a session set one of these keys.
+        InvalidSetting: the server does not allow a session to set one of these keys.
         SparkUnavailable: the versions of the server and of this process are incompatible.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
@@ -204,7 +196,7 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
 
         # Set before the first call, because the server can already be gone.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-        # From 4.2 on, `_on_exit` clears a cache of models, which this project does not use.
+        # Since 4.2, `_on_exit` clears a cache of models, which this project does not use.
         if hasattr(client, "_on_exit"):
             atexit.unregister(client._on_exit)
         if sentence := refusal(version_here(), session.version):
@@ -214,7 +206,7 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
             continue
         if not session.conf.isModifiable(key):
             raise InvalidSetting(
-                f"The Spark Connect server does not let a session set {key}: remove it from "
+                f"The Spark Connect server does not allow a session to set {key}: remove it from "
                 "spark.conf, and set it when you start the server."
             )
         session.conf.set(key, value)
@@ -227,7 +219,7 @@ def forget(session: Any) -> None:
 
 
 def require_listener(address: str) -> None:
-    """Fail at once if no server listens; Spark's client would retry for ten minutes."""
+    """Raise at once if no server listens; Spark's client would retry for ten minutes."""
     parts = urlsplit(address)
     host, port = parts.hostname or "localhost", parts.port or CONNECT_PORT_DEFAULT
     try:
@@ -240,11 +232,11 @@ def require_listener(address: str) -> None:
 
 
 def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF) -> dict[str, str]:
-    """Return the configuration of the session for Spark's builder or `dagster_pyspark`.
+    """Return the configuration of a session, for Spark's builder or `dagster_pyspark`.
 
     Raises:
         InvalidSetting: the mode is not valid, or Hadoop's configuration is not found for YARN.
-        SparkUnavailable: the embedded server does not start, or none answers at the address.
+        SparkUnavailable: the embedded server does not start, or no server answers at the address.
         JavaNotFound: there is no Java to run Spark.
     """
     check_mode(mode)
@@ -255,12 +247,12 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
         require_listener(mode)
         return {"spark.remote": mode}
     for variable in CONNECT_MODE_VARIABLES:
-        # A parent process that uses a Connect server can pass these on; pyspark would then connect
-        # this process, too.
+        # This process can inherit them from a parent that uses a Connect server. pyspark would
+        # then connect this process to it, too.
         os.environ.pop(variable, None)
     conf = {**server_conf(folder), "spark.master": mode}
     if not is_remote(mode):
-        # Private from the start, because a server's token can be in it.
+        # Private from the start, because it can contain a server's token.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.update(_local_environment(folder))
         return {**conf, **user_conf}
@@ -270,9 +262,9 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
             f"{HADOOP_VARIABLES[0]} to its folder."
         )
     os.environ.update(spark_environment(folder, os.environ))
-    # Executors of a cluster must reach this process, and have folders of their own. They inherit
-    # the driver's configuration: without the socket folder on their hosts each task would fail, and
-    # their own folder (a container's on YARN) can be too long for a socket.
+    # Executors of a cluster must reach this process, and have their own folders. They inherit the
+    # driver's configuration: each task would fail if its host lacked the socket folder, and the
+    # path of its own folder (a container's on YARN) can be too long for a socket.
     local_keys = ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir")
     for key in (*local_keys, *SOCKET_KEYS):
         conf.pop(key, None)

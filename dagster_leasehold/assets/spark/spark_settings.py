@@ -1,4 +1,4 @@
-"""The settings of Spark: where it runs, and the keys of its configuration that users can set.
+"""The settings of Spark: where it runs, and which keys of its configuration users can set.
 
 The deployment's settings contain them, and `spark_session` checks them again.
 """
@@ -31,7 +31,7 @@ _SECRET = re.compile(
 _SECRET_KEY_REF = re.compile(r"spark\.kubernetes\.(driver|executor)\.secretKeyRef\..+")
 _KEY_OF_SECRET = re.compile(r"[a-z0-9][a-z0-9.-]*:[\w.-]+")
 _REFERENCE = re.compile(
-    r"(?i).*(provider|file|path|enabled)"  # of a class, a file, a switch
+    r"(?i).*(provider|file|path|enabled)"  # a class, a file, a path or a switch
     r"|spark\.kubernetes\.container\.image\.pullSecrets"
     r"|spark\.kubernetes\.(driver|executor)\.secrets\..+"
     r"|spark\.kubernetes\.kerberos\.tokenSecret\..+"
@@ -43,15 +43,15 @@ SESSION_CONF = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""The settings that the project relies on; they can be set in a running session, too."""
+"""The settings that the project relies on. They can also be set in a running session."""
 PROTECTED = {
     "spark.master": "the setting spark.address names it",
     "spark.remote": "the setting spark.address names it",
-    "spark.api.mode": "the setting spark.address says it",
+    "spark.api.mode": "the setting spark.address determines it",
     "spark.submit.deployMode": "each run is the driver of its own jobs",
-    MEMORY_KEY: "the setting spark.memory says it",
+    MEMORY_KEY: "set spark.memory instead",
     "spark.connect.grpc.binding.address": "the server that Leasehold starts is for this host alone",
-    "spark.connect.grpc.binding.port": "each server takes a port that is free",
+    "spark.connect.grpc.binding.port": "each server uses a free port",
     "spark.connect.session.manager.defaultSessionTimeout": "all runs share one session",
     **dict.fromkeys(SESSION_CONF, "all files of a table hold times of one type, in UTC"),
 }
@@ -60,14 +60,14 @@ PROTECTED_HERE = dict.fromkeys(
     ("spark.driver.host", "spark.driver.bindAddress"),
     "a Spark without an address is for this host alone",
 )
-"""Keys that it cannot set either if Leasehold starts Spark on this host."""
+"""More keys that `spark.conf` cannot set if Leasehold starts Spark on this host."""
 
 
 def check_mode(mode: str) -> str:
     """Return `mode` if it is valid and contains no secret.
 
     Raises:
-        InvalidSetting: it is neither a known word nor an address, or the address carries a token.
+        InvalidSetting: it is neither a known word nor an address, or the address has a token.
     """
     if not _MODE.fullmatch(mode):
         raise InvalidSetting(
@@ -77,7 +77,8 @@ def check_mode(mode: str) -> str:
     if "token=" in mode.lower():
         # Dagster stores and shows the mode with a job, so it must not contain a token.
         raise InvalidSetting(
-            f"The address of Spark carries a token: give it in the environment as {TOKEN_VARIABLE}."
+            f"The address of Spark contains a token: set {TOKEN_VARIABLE} in the environment "
+            "instead."
         )
     return mode
 
@@ -96,18 +97,18 @@ def check_conf(mode: str, conf: Mapping[str, str]) -> None:
                 f"spark.conf has {shown(key)}, but Spark's keys begin with 'spark.'"
             )
         if reason := protected.get(key):
-            raise InvalidSetting(f"spark.conf may not set {key}: {reason}.")
+            raise InvalidSetting(f"spark.conf cannot set {key}: {reason}.")
         if _holds_secret(key, value):
             # Dagster stores and shows it, and Spark's web page shows it, too.
             raise InvalidSetting(
-                f"{shown(key)} of spark.conf holds a secret: give it in the environment of "
+                f"{shown(key)} of spark.conf holds a secret: set it in the environment of "
                 "Spark's processes."
             )
 
 
 def _holds_secret(key: str, value: str) -> bool:
     if _SECRET_KEY_REF.fullmatch(key):
-        # The value names a secret of Kubernetes and a key in it, which can be called password.
+        # The value names a Kubernetes secret and its key, such as `password`.
         return not _KEY_OF_SECRET.fullmatch(value)
     if _SECRET.search(key) and not _REFERENCE.fullmatch(key):
         return True
@@ -128,11 +129,11 @@ class SparkSettings(pydantic.BaseModel):
             all runs of this host share.
         memory: the heap of the embedded server, or of the driver in each run: `512m`, `4g`.
         tls: True if the connection to `sc://…` is encrypted.
-        certificate: the whole path of a file with the certificates to trust at `sc://…`, in PEM,
-            instead of the ones that gRPC brings along.
-        environment_archive: the whole path of a packed environment, a .tar.gz, whose Python the
-            workers of a cluster or of an `sc://` server run.
-        conf: Spark's configuration, passed on as it is.
+        certificate: the absolute path of a PEM file with the certificates to trust at `sc://…`,
+            instead of gRPC's defaults.
+        environment_archive: the absolute path of a packed environment, a .tar.gz, with the Python
+            for the workers of a cluster or of an `sc://` server.
+        conf: Spark's configuration, passed on unchanged.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -147,7 +148,7 @@ class SparkSettings(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _table_of_word(cls, value: object) -> object:
-        """Convert a single word or address into the table that it stands for."""
+        """Convert a single word or address into a table."""
         if isinstance(value, str):
             return {} if value == CONNECT else {"address": value}
         return value
@@ -170,32 +171,32 @@ class SparkSettings(pydantic.BaseModel):
         check_conf(engine, self.conf)
         served = engine.startswith(CONNECT_SCHEME)
         if self.address == CONNECT:
-            raise InvalidSetting(f"spark.address is {CONNECT!r}, which needs none: leave it out")
+            raise InvalidSetting(f"spark.address is {CONNECT!r}, which is no address: remove it")
         if (self.tls or self.certificate) and not served:
             raise InvalidSetting("spark.tls and spark.certificate are for an sc:// address")
         if self.certificate and not (self.certificate.is_absolute() and self.certificate.is_file()):
-            # A relative path would differ, since a deployment's processes start in several folders.
+            # A relative path is ambiguous: a deployment's processes start in several folders.
             raise InvalidSetting(
-                f"spark.certificate is {shown(self.certificate)}: name a file by its whole path"
+                f"spark.certificate is {shown(self.certificate)}: give the absolute path of a file"
             )
         if self._encrypted and self._parameters.get(USE_TLS, "true").lower() != "true":
             raise InvalidSetting(
                 "spark.tls and spark.certificate encrypt the connection, and the address switches "
-                f"that off: leave {USE_TLS} out of spark.address"
+                f"that off: remove {USE_TLS} from spark.address"
             )
         if self.environment_archive is not None:
             _check_archive(self.environment_archive, remote=is_remote(engine))
             if WORKERS_PYTHON_KEY in self.conf:
                 raise InvalidSetting(
-                    "spark.environment_archive brings the workers' Python, and "
-                    f"{WORKERS_PYTHON_KEY} of spark.conf names another: leave one of the two out"
+                    "spark.environment_archive contains the workers' Python, and "
+                    f"{WORKERS_PYTHON_KEY} of spark.conf names another: remove one of the two"
                 )
         if self.memory is not None:
             _check_memory(self.memory, served=served)
 
     @property
     def engine(self) -> str:
-        """`connect`, or the address as Spark's client takes it."""
+        """`connect`, or the address for Spark's client."""
         if self.address is None:
             return CONNECT
         if not self._encrypted or USE_TLS in self._parameters:
@@ -220,7 +221,7 @@ class SparkSettings(pydantic.BaseModel):
 
 
 def _entries(table: Mapping[str, Any], before: str) -> list[tuple[str, object]]:
-    """Flatten the nested tables that TOML makes of dotted keys without quotes."""
+    """Flatten nested tables, which TOML creates for dotted keys without quotes."""
     entries: list[tuple[str, object]] = []
     for key, value in table.items():
         name = f"{before}{key}"
@@ -236,13 +237,13 @@ def _entries(table: Mapping[str, Any], before: str) -> list[tuple[str, object]]:
 def _check_archive(archive: Path, *, remote: bool) -> None:
     if not remote:
         raise InvalidSetting(
-            "spark.environment_archive is for a Spark with an address: on this host its workers "
-            "run the Python of Leasehold"
+            "spark.environment_archive is for a Spark with an address: on this host, workers use "
+            "the Python of Leasehold"
         )
     if not (archive.is_absolute() and archive.is_file() and archive.name.endswith(ARCHIVES)):
         raise InvalidSetting(
-            f"spark.environment_archive is {shown(archive)}: name a {' or '.join(ARCHIVES)} file "
-            "by its whole path"
+            f"spark.environment_archive is {shown(archive)}: give the absolute path of a "
+            f"{' or '.join(ARCHIVES)} file"
         )
 
 

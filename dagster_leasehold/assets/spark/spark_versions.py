@@ -1,8 +1,8 @@
-"""Pure rules for the Spark releases of a node and a server: which ones are compatible.
+"""Pure rules for which Spark releases of a node and a server are compatible.
 
 A Connect server accepts clients of other releases, and neither side compares them. A feature that
-one side lacks would fail in the middle of a batch, with a protocol error. So `spark_session` asks
-for the server's release once, when a session begins.
+one side lacks would fail in the middle of a batch, with a protocol error. So `spark_session`
+requests the server's release once, when a session begins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)(?!\d)")
 
 
 class Release(NamedTuple):
-    """A minor release of Spark, such as 4.3; its patch releases are compatible."""
+    """A minor release of Spark, such as 4.3, whose patch releases are all compatible."""
 
     major: int
     minor: int
@@ -27,7 +27,7 @@ class Release(NamedTuple):
 OLDEST, NEWEST = Release(4, 0), Release(4, 3)
 MINORS_APART_MAX = 1
 FIRST_OF_JAVA_25 = Release(4, 2)
-"""Earlier releases fail at their start, or in their first job, on a Java newer than 21."""
+"""On a Java newer than 21, earlier releases fail at their start or in their first job."""
 
 
 def version_here() -> str:
@@ -50,21 +50,16 @@ def release_of(version: str) -> Release | None:
 
 
 def refusal(here: str, server: str) -> str | None:
-    """Return a sentence on why two versions are incompatible; None if they are compatible.
-
-    Args:
-        here: the version of PySpark in this process.
-        server: the version of the Connect server.
-    """
+    """Return an error message for two incompatible versions; None if they are compatible."""
     bounds = f"Leasehold works with Spark {OLDEST} to {NEWEST}"
     releases: list[Release] = []
-    for whose, version in (
+    for subject, version in (
         ("The PySpark of this node", here),
         ("The Spark Connect server", server),
     ):
         release = release_of(version)
         if release is None or not OLDEST <= release <= NEWEST:
-            return f"{whose} has version {version}, and {bounds}."
+            return f"{subject} has version {version}, and {bounds}."
         releases.append(release)
     ours, theirs = releases
     if abs(ours.minor - theirs.minor) > MINORS_APART_MAX:

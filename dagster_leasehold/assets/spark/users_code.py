@@ -1,4 +1,4 @@
-"""The user's code on Spark: sending it to the workers, and its exceptions in one line.
+"""Sends the user's code to Spark's workers, and shows its exceptions in one line.
 
 The jobs on Spark call it.
 """
@@ -25,7 +25,7 @@ _GONE = (
 
 
 def session_is_gone(error: BaseException) -> bool:
-    """Return True if an error means that Spark itself went away."""
+    """Return True if an error means that Spark itself is gone."""
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
         return True
     text = str(error)
@@ -36,8 +36,8 @@ def session_is_gone(error: BaseException) -> bool:
 def users_error(error: BaseException) -> str:
     """Return the type and message of an error as one short line.
 
-    An exception in a Python worker arrives as a stack trace in the text of Spark's own exception.
-    The last line of the trace is the user's exception.
+    Spark's exception contains the stack trace of an exception in a Python worker. The last line of
+    the trace is the user's exception.
     """
     text = str(error)
     if TRACE_BEGIN in text:
@@ -62,11 +62,8 @@ def _sentence(kind: str, message: str) -> str:
 def ship_code_of(transform: Callable[..., object] | None, session: object) -> None:
     """Send the user's code to a session, and pickle the transform's module by value.
 
-    The workers of a warm server can be unable to import that module, or can have an old version of
-    it. Without a transform, a source can still have code.
-
-    Raises:
-        SparkUnavailable: the session has other code under the same names.
+    The workers of a warm server can lack that module or have an old version of it. Without a
+    transform, a source can still have code.
     """
     from pyspark import cloudpickle
 

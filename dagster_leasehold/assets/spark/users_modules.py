@@ -1,6 +1,6 @@
-"""Reloading of the user's modules in Python workers that outlive a job.
+"""Reloads the user's modules in Python workers that outlive a job.
 
-`worker_daemon` calls it, and `shipped_code` to find the modules outside Python's installation.
+`worker_daemon` calls it, and `shipped_code` uses it to find modules outside Python's installation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OWN_PACKAGE = __name__.partition(".")[0]
 State = tuple[int, int] | None
 
 
-def is_installed(place: str) -> bool:
+def is_installed(path: str) -> bool:
     """Return True if a file or folder belongs to this Python's installation."""
-    return any(Path(place).is_relative_to(folder) for folder in _installation())
+    return any(Path(path).is_relative_to(folder) for folder in _installation())
 
 
 @cache
@@ -33,7 +33,7 @@ def _installation() -> tuple[Path, ...]:
 
 
 class UsersModules:
-    """An import finder that records the user's modules, to forget them after an edit.
+    """An import finder that records the user's modules, to unload them after an edit.
 
     It is first on `sys.meta_path`, and delegates to the other finders. It records the state of a
     file before Python reads it, so no later edit is missed. Leasehold's modules are not recorded,
@@ -56,19 +56,19 @@ class UsersModules:
         return None
 
     def _record(self, name: str, spec: ModuleSpec) -> None:
-        # A namespace package has no file. It is recorded as well, since it holds its modules as
+        # A namespace package has no file. It is recorded as well, because its modules are its
         # attributes.
         file = spec.origin or ""
-        places = [file] if file else [*(spec.submodule_search_locations or ())]
-        if name.partition(".")[0] == OWN_PACKAGE or not places or is_installed(places[0]):
+        paths = [file] if file else [*(spec.submodule_search_locations or ())]
+        if name.partition(".")[0] == OWN_PACKAGE or not paths or is_installed(paths[0]):
             return
         if not file or file.endswith(".py"):
             self._states[name] = (file, _state(file))
 
-    def forget_changed(self) -> None:
-        """Forget all recorded modules if the file of one changed.
+    def unload_changed(self) -> None:
+        """Unload all recorded modules if the file of one changed.
 
-        Other modules hold objects that they imported from it.
+        The other modules hold objects that they imported from it.
         """
         states = [*self._states.items()]
         if all(_state(file) == state for _, (file, state) in states):

@@ -1,10 +1,10 @@
 """The daemon that forks the Python workers of the embedded server, in place of Spark's own.
 
 Its name is Spark's setting `spark.python.daemon.module`. Workers keep imported modules from task to
-task, and the server runs from run to run. So before each task, a worker forgets the user's modules
-if one was edited, and the task imports them again. Spark collects garbage after each task, which
-took twice as long as a small task; long-lived objects are now excluded from it. The rest is Spark's
-own daemon.
+task, and the server outlives runs. So before each task, a worker unloads the user's modules if one
+was edited, and the task imports them again. Spark collects garbage after each task, which takes
+twice as long as a small task; long-lived objects are therefore excluded. The rest is Spark's own
+daemon.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> None:
     run_task = daemon.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
-        # Spark calls this right after the previous task. The first byte means that a task begins.
+        # Spark calls this right after the previous task. A task begins with its first byte.
         with suppress(OSError):
             sock.recv(1, socket.MSG_PEEK)
-        modules.forget_changed()
+        modules.unload_changed()
         module_count = len(sys.modules)
         exit_code = run_task(sock, authenticated)
         if len(sys.modules) != module_count:

@@ -1,7 +1,7 @@
-"""Pure rules: the event time up to which the committed output of a stream is complete.
+"""Pure rules for the event time up to which the committed output of a stream is complete.
 
 A shard that can still deliver records holds back every hour that its watermark has not passed.
-Finished shards hold back nothing, nor do idle shards if the declaration says so.
+Finished shards do not hold back any hour, nor do idle shards if the declaration allows that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ShardTime:
     Attributes:
         watermark: the largest event time of its committed output; None without output.
         finished: True if it was read to its end and gets no further records.
-        idle: True if it has been caught up for as long as the declaration requires.
+        idle: True if it has been caught up for the time in the declaration.
     """
 
     shard: ShardId
@@ -38,8 +38,8 @@ class Frontier:
 
     Attributes:
         until: that time; None if no output is certainly complete.
-        held_by: the shard that holds back the next hour, if any does.
-        clause: the same for people, as one clause.
+        held_by: the shard that holds back the next hour, or None.
+        clause: a readable explanation, as one clause.
     """
 
     until: datetime | None
@@ -56,9 +56,8 @@ def frontier(
     """Return the event time before which the output of all these shards is complete.
 
     Args:
-        shards: all shards that the lease tables know.
-        unlisted: shards of the source that the lease tables do not know yet.
-        out_of_order: by how much the next record of a shard can be older than its newest record.
+        unlisted: shards of the source that are not in the lease tables yet.
+        out_of_order: the most by which a record can be older than an earlier record of its shard.
     """
     if unlisted:
         first = min(unlisted)
@@ -73,12 +72,12 @@ def frontier(
     if reached:
         watermark, shard = min(reached)
         until = _before(watermark, out_of_order)
-        return Frontier(until, shard, f"shard {shard} has come to {time_text(watermark)}")
+        return Frontier(until, shard, f"shard {shard} has reached {time_text(watermark)}")
     watermarks = [shard.watermark for shard in shards if shard.watermark is not None]
     if not watermarks:
-        return Frontier(None, None, "no shard has any output")
+        return Frontier(None, None, "no shard has output")
     if all(shard.finished for shard in shards):
-        # No record can follow: the last hour is complete although no shard has passed it.
+        # No more records can arrive: the last hour is complete although no shard has passed it.
         until = _end_of_hour(max(watermarks))
         return Frontier(until, None, "all shards are finished")
     until = _before(max(watermarks), out_of_order)
@@ -94,7 +93,7 @@ def _before(time: datetime, span: timedelta) -> datetime | None:
 
 
 def _end_of_hour(time: datetime) -> datetime:
-    """Return the end of the hour that a time lies in; in the last hour of 9999, the time itself."""
+    """Return the end of the hour of a time; for the last hour of 9999, the time itself."""
     try:
         return hour_of(time) + HOUR
     except OverflowError:
@@ -102,12 +101,12 @@ def _end_of_hour(time: datetime) -> datetime:
 
 
 def hour_of(time: datetime) -> datetime:
-    """Return the beginning of the hour that a time lies in."""
+    """Return the beginning of the hour of a time."""
     return time.replace(minute=0, second=0, microsecond=0)
 
 
 def complete_hours(since: datetime, until: datetime | None, limit: int) -> list[datetime]:
-    """Return at most `limit` hours from `since` on that end at or before `until`, both in UTC."""
+    """Return the hours from `since` that end by `until`, both in UTC; at most `limit`."""
     hours: list[datetime] = []
     while until is not None and until - since >= HOUR and len(hours) < limit:
         hours.append(since)

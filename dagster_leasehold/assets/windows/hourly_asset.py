@@ -1,4 +1,4 @@
-"""A downstream asset with a partition per hour of event time, made once the hour is complete."""
+"""A downstream asset with a partition per hour of event time, built once the hour is complete."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field, ValidationInfo
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
-from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, Validator, declared
 from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in
 from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
 from dagster_leasehold.assets.partitions import GROUP_NAME, asset_key
@@ -20,7 +20,7 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
 from dagster_leasehold.assets.shard_stream import (
     FUNCTION,
-    NamedThings,
+    NameResolver,
     ShardStream,
     SpecChange,
     Transform,
@@ -29,7 +29,7 @@ from dagster_leasehold.assets.shard_stream import (
 )
 from dagster_leasehold.assets.spark.spark_resource import spark_of_run
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
-from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
+from dagster_leasehold.assets.windows.window_run import WindowResult, build_window
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.times import parse_time, time_text
 
@@ -38,10 +38,9 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
 
 
 class LateAction(StrEnum):
-    """Treatment of records whose hour was made before they were committed.
+    """The treatment of late records, which are committed after their hour was built.
 
-    `drop`: they are counted, and the hour stays as it is. `rerun`: they are counted, and the hour
-    is made again, with them.
+    `drop` counts them and keeps the hour unchanged. `rerun` counts them and builds the hour again.
 
     Examples:
         >>> LatePolicy(LateAction.RERUN).action.value
@@ -54,7 +53,7 @@ class LateAction(StrEnum):
 
 @declared
 class LatePolicy(Declared):
-    """The treatment of late records, whose hour was made before they were committed.
+    """The settings for late records, which are committed after their hour was built.
 
     Examples:
         >>> LatePolicy(LateAction.RERUN, wait_s=300).wait_s
@@ -62,52 +61,52 @@ class LatePolicy(Declared):
     """
 
     action: LateAction = LateAction.DROP
-    """The treatment of records that come after their hour was made: `drop` them, or `rerun` the
-    hour."""
+    """The treatment of records that are committed after their hour was built: `drop` them, or
+    `rerun` the hour."""
     within_s: Annotated[float, NOT_NEGATIVE] = 7 * 86_400.0
-    """The distance behind the newest complete hour within which late records are looked for, in
-    seconds."""
+    """The age, relative to the newest complete hour, up to which hours are checked for late
+    records, in seconds."""
     wait_s: Annotated[float, NOT_NEGATIVE] = 60.0
     """The shortest time between two runs of one hour for late records, in seconds."""
 
 
-def _stream(given: Any, info: ValidationInfo) -> Any:
-    """Return a stream; YAML names it."""
-    names: NamedThings | None = info.context
-    if names is not None and isinstance(given, str):
-        return names.stream(given)
-    if not isinstance(given, ShardStream):
+def _stream(value: Any, info: ValidationInfo) -> Any:
+    """Return a stream from its name in YAML, or the given object in Python."""
+    names: NameResolver | None = info.context
+    if names is not None and isinstance(value, str):
+        return names.stream(value)
+    if not isinstance(value, ShardStream):
         raise ValueError("give a ShardStream")
-    return given
+    return value
 
 
-def _since(given: Any, _: ValidationInfo) -> Any:
-    """Return the first hour; YAML gives it as text."""
-    if isinstance(given, str) and (parsed := parse_time(given)) is not None:
+def _since(value: Any, _: ValidationInfo) -> Any:
+    """Return the first hour from its text in YAML, or the given time in Python."""
+    if isinstance(value, str) and (parsed := parse_time(value)) is not None:
         return parsed
-    if not isinstance(given, datetime):
+    if not isinstance(value, datetime):
         raise InvalidSetting(
-            f"since is {shown(given)}: give the beginning of an hour, like 2026-01-31T12:00:00Z."
+            f"since is {shown(value)}: give the beginning of an hour, such as 2026-01-31T12:00:00Z."
         )
-    return given
+    return value
 
 
-NAMED_STREAM = TakenBy(_stream, {"type": "string"})
-FIRST_HOUR = TakenBy(
+NAMED_STREAM = Validator(_stream, {"type": "string"})
+FIRST_HOUR = Validator(
     _since, {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d(:00(:00)?)?(Z|\+00:00)$"}
 )
 
 
 @declared
 class HourlyAsset(Declared):
-    """A downstream asset with one partition per hour of event time, made from a stream's output.
+    """A downstream asset with one partition per hour of event time, built from a stream's output.
 
-    Its sensor asks for an hour once every shard of the stream has passed it. Hand it to
+    Its sensor requests an hour once every shard of the stream has passed it. Pass it to
     `build_definitions(…, hourly=[…])`.
 
     Raises:
-        InvalidSetting: a value is of the wrong form, the name is not of letters, digits and
-            underscores, or `since` is not the beginning of an hour or has no time zone.
+        InvalidSetting: a value has the wrong form, the name has characters other than letters,
+            digits and underscores, or `since` is not the beginning of an hour or has no time zone.
 
     Examples:
         >>> since = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -116,30 +115,30 @@ class HourlyAsset(Declared):
         'visits_per_hour'
     """
 
-    called: ClassVar[str] = "Hourly asset"
+    kind: ClassVar[str] = "Hourly asset"
 
     name: str
     """The name of the asset, the last part of its key: letters, digits and underscores."""
     stream: Annotated[ShardStream, NAMED_STREAM, Field(examples=["visits"])]
-    """The stream whose committed output it is made from; in YAML, its name in YAML, or
-    `module.name` of one in Python."""
+    """The stream of its records; in YAML, the name of a stream in YAML, or `module.name` of a
+    stream in Python."""
     transform: Annotated[Transform, FUNCTION, Field(examples=["transforms.visits"])]
     """The transform, applied by Spark to the records of one hour, of all shards."""
     since: Annotated[datetime, FIRST_HOUR, Field(examples=["2026-01-01T00:00:00Z"])]
-    """The first hour, in UTC; earlier records belong to no partition."""
+    """The first hour, in UTC; earlier records are in no partition."""
     late: LatePolicy = LatePolicy()
-    """The treatment of records that come after their hour was made."""
+    """The treatment of records that are committed after their hour was built."""
     out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
-    """The time by which a record can be older than its shard's newest without being late, in
-    seconds."""
+    """The most by which a record can be older than the newest record of its shard without being
+    late, in seconds."""
     idle_after_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
-    """The time without news after which a shard that is caught up no longer holds hours back, in
-    seconds; without it, every shard does."""
+    """The time without new records after which a shard that is caught up no longer holds back
+    hours, in seconds; without it, every shard holds back hours."""
     key_prefix: Annotated[str | Sequence[str] | None, Field(examples=["web"])] = None
-    """The parts before the name in the asset's key, or the only one; by default those of the
-    stream."""
-    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_hours"])] = None
-    """The function that changes the spec of the asset in Dagster, but for its key."""
+    """The parts before the name in the asset's key; a single part can be a string. The default is
+    the stream's prefix."""
+    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["specs.hours"])] = None
+    """The function that changes the spec of the asset, except its key."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -183,19 +182,19 @@ class WindowConfig(dg.Config):
     """The launchpad's config of an hour.
 
     Attributes:
-        even_if_incomplete: make the hour although a shard can still deliver records of it.
+        even_if_incomplete: build the hour although a shard can still deliver records of it.
     """
 
     even_if_incomplete: bool = False
 
 
 def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
-    """Return the asset; materializing a partition makes that hour again, in the old one's place."""
+    """Return the asset; materializing a partition builds that hour again and replaces it."""
 
     @dg.asset(
         key=hourly.key,
-        description=f"Hours of event time of {hourly.stream.name}; each is made when every shard "
-        "has passed it.",
+        description=f"Hours of event time of {hourly.stream.name}, each built when every shard has "
+        "passed it.",
         kinds={"pyspark", "parquet"},
         group_name=GROUP_NAME,
         partitions_def=hourly.partitions,
@@ -206,7 +205,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
         start = context.partition_time_window.start
         deployment = deployment_in(context.resources)
         try:
-            result = make_window(
+            result = build_window(
                 deployment,
                 hourly.stream,
                 asset=hourly.name,
@@ -218,7 +217,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
                 ended=lambda other: run_ended(context.instance, other),
-                tell=context.log.warning,
+                warn=context.log.warning,
             )
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
@@ -228,17 +227,17 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
     return hour
 
 
-def window_metadata(result: WindowMade, root: OutputPlace) -> dict[str, Any]:
+def window_metadata(result: WindowResult, root: OutputPlace) -> dict[str, Any]:
     """Return the metadata of an hour's materialization; Dagster plots its numbers.
 
-    `root` is the output folder, which the paths of the hour's files are relative to.
+    The paths of the hour's files are relative to the output folder `root`.
     """
     window = result.window
     metadata: dict[str, Any] = {}
     if window.files:
         path = window.files[0].path
         metadata["dagster/uri"] = location_of(root / path.rpartition("/")[0])
-        # An hour does not fail because its columns cannot be shown.
+        # If its columns cannot be shown, the hour does not fail.
         with suppress(OSError, LeaseholdError):
             columns = columns_of(stored_schema((root / path).schema()))
             metadata["dagster/column_schema"] = dg.TableSchema(

@@ -1,4 +1,4 @@
-"""One run of a window of event time: its Spark job, and the swap of its files."""
+"""Builds a window of event time in one run, with a Spark job and a swap of files."""
 
 from __future__ import annotations
 
@@ -44,17 +44,16 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
 _LOG = logging.getLogger(__name__)
-GIVEN_UP = "gave the hour up, which stays as it was: materialize it again"
-TRIES_MAX = 5
+STALL_CONSEQUENCE = "abandoned the hour, which is unchanged: materialize it again"
+ATTEMPTS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class WindowMade:
-    """The results of a run for a window.
+class WindowResult:
+    """The result of a run for a window.
 
     Attributes:
-        window: its row as it was written.
-        source_files: the files of committed output that it was made from.
+        source_files: the number of files of committed output that were read.
     """
 
     window: EventWindow
@@ -62,34 +61,31 @@ class WindowMade:
 
 
 def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], frozenset[ShardId]]:
-    """Return how far each shard has come, and the shards that the lease tables do not know yet.
+    """Return the event time of each shard, and the shards that the lease tables lack.
 
     The lease tables are read first. Otherwise an hour could seem complete too early:
 
-    1. The source is asked, and lists shard 0 alone.
+    1. The source lists only shard 0.
     2. Shard 0 is split, read to its end and finished.
     3. The lease tables show that shard 0 is finished, and lack its children: no shard seems to hold
-       the hour back.
+       back the hour.
 
-    A reader in this order that sees a parent finished also sees its children listed.
-
-    Raises:
-        SourceError: the source does not answer.
+    If the lease tables are read first and a parent is finished, the source lists its children.
     """
     leases = store.snapshot(stream.key).shards
-    listed = {row.shard for row in stream.source.list_shards()}
-    return lease_times(leases), frozenset(listed - {lease.shard for lease in leases})
+    shards = {row.shard for row in stream.source.list_shards()}
+    return lease_times(leases), frozenset(shards - {lease.shard for lease in leases})
 
 
 def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
-    """Return how far each shard has come, by the lease tables."""
+    """Return the event time of each shard from the lease tables."""
     return [
         ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
         for lease in leases
     ]
 
 
-def make_window(
+def build_window(
     deployment: Deployment,
     stream: ShardStream,
     *,
@@ -102,52 +98,52 @@ def make_window(
     out_of_order: timedelta = timedelta(0),
     even_if_incomplete: bool = False,
     ended: Ended = lambda _: False,
-    tell: Callable[[str], None] = _LOG.warning,
+    warn: Callable[[str], None] = _LOG.warning,
     starved_after_s: float = STARVED_AFTER_S,
-) -> WindowMade:
-    """Make `[start, end)` of a downstream asset from all output that is committed now.
+) -> WindowResult:
+    """Build `[start, end)` of a downstream asset from all output that is committed now.
 
     `ended` returns True for a run that has certainly ended: its attempts are removed, and its job
-    is interrupted. `tell` takes a sentence for people while the run continues, for example when
-    Spark has run no task for `starved_after_s` seconds.
+    is interrupted. `warn` logs a warning, for example that Spark has run no task for
+    `starved_after_s` seconds.
 
     Raises:
         WindowIncomplete: a shard can still deliver records of the window.
         TableUnavailable: committed output is not published.
-        OutputUnreadable: records of the window might have expired: the window's output stays.
+        OutputUnreadable: records of the window can have expired. Its output is unchanged.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
         RunStalled: Spark made no progress for the stream's `stall_limit_s`.
-        RewriteRefused: other runs changed the window each time.
+        RewriteRefused: other runs changed the window during each attempt.
     """
     with (
         span("run", stream.key, job="hour", run=run, asset=asset),
-        StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        StallGuard(stream.pace.stall_limit_s, time.monotonic, STALL_CONSEQUENCE) as guard,
         guarded_run(
             spark,
             guard,
             run=run,
             work=f"an hour of stream {stream.name}",
-            tell=tell,
+            warn=warn,
             ended=ended,
             starved_after_s=starved_after_s,
         ) as on_spark,
     ):
-        making = _Making(deployment, stream, asset, transform, start, end, run, guard, on_spark)
+        build = _WindowBuild(deployment, stream, asset, transform, start, end, run, guard, on_spark)
         if not even_if_incomplete:
-            making.check_complete(out_of_order)
-        making.forget_ended(ended)
-        return making.make()
+            build.check_complete(out_of_order)
+        build.clean_up_after(ended)
+        return build.run_attempts()
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """A window that a run makes.
+class _WindowBuild:
+    """The build of a window in one run.
 
-    The files are written into a folder that belongs to one attempt alone. Then the row of the
-    window names them instead of the old ones, if the row is as it was before. Otherwise the files
-    can lack records that were counted, and are made again. The attempt is in the store before its
-    first file, and ends with the write of the row: until then, vacuum keeps its files.
+    The files of an attempt are written into a new folder. Then the row of the window names them
+    instead of the old files, if the row has not changed. If it has changed, the files can lack
+    records that were counted, and there is another attempt. The store records the attempt before
+    its first file. Until the row is written, vacuum keeps these files.
     """
 
     deployment: Deployment
@@ -170,20 +166,20 @@ class _Making:
                 f"({reached.clause}): wait for its sensor, or set even_if_incomplete in the config."
             )
 
-    def forget_ended(self, ended: Ended) -> None:
-        """End the attempts of runs that have ended, and the Spark jobs that they left."""
+    def clean_up_after(self, ended: Ended) -> None:
+        """End the attempts of ended runs, and their remaining Spark jobs."""
         store, key = self.deployment.store(), self.stream.key
         for each in store.window_attempts(key):
             if ended(each.run):
                 self.on_spark.succeed(each.run)
                 store.end_window(key, each.attempt)
 
-    def make(self) -> WindowMade:
-        """Make the window; a session that is gone is replaced once."""
+    def run_attempts(self) -> WindowResult:
+        """Build the window; replace a lost session once."""
         store, key = self.deployment.store(), self.stream.key
         root = owned(store, self.deployment.output_folder(key))
         renewed = False
-        for _ in range(TRIES_MAX):
+        for _ in range(ATTEMPTS_MAX):
             windows = store.windows(key, self.asset, since=self.start, until=self.end)
             before = next((window for window in windows if window.start == self.start), None)
             plan, covered = self._planned(root)
@@ -196,7 +192,7 @@ class _Making:
                 # If the store does not answer, a later run ends the attempt.
                 with suppress(StoreError):
                     store.end_window(key, name)
-                # The server can still write into this attempt's folder: the next one has its own.
+                # The server can still write into this folder: the next attempt has another one.
                 if not renewed and isinstance(error, errors.SessionLost) and self._renewed():
                     renewed = True
                     continue
@@ -206,20 +202,20 @@ class _Making:
             touch_replaced(root, replaced)
             if isinstance(store.put_window(key, row, attempt=name), Changed):
                 touch_replaced(root, replaced)
-                return WindowMade(row, len(plan.files))
+                return WindowResult(row, len(plan.files))
             store.end_window(key, name)
             (root / attempt).remove_folder()
         raise errors.RewriteRefused(
-            f"The hour {time_text(self.start)} of {self.asset} changed {TRIES_MAX} times while "
-            "this run made it: it stays as the other runs left it."
+            f"Other runs changed the hour {time_text(self.start)} of {self.asset} during each of "
+            f"{ATTEMPTS_MAX} attempts of this run, which made no change."
         )
 
     def _planned(self, root: OutputPlace) -> tuple[TablePlan, dict[ShardId, int]]:
-        """Plan to read all committed records of the window; return what the plan covers, too.
+        """Plan a scan of all committed records of the window, once the table shows them.
 
-        It waits until the table shows them. For each shard, the plan covers all batches below a
-        number. Batches are published in order: if one was published after the cursors were read and
-        is in the plan, so are all before it.
+        Also returns a number for each shard: the plan covers all batches below it. Batches are
+        published in order: if the plan has a batch that was published after the cursors were read,
+        it also has all earlier batches.
         """
         store, key, catalog = self.deployment.store(), self.stream.key, self.deployment.catalog
         event_span = EventSpan(self.start, self.end)
@@ -234,12 +230,12 @@ class _Making:
 
     def _files(self, plan: TablePlan, root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
         if not plan.files:
-            # Without records there are no columns either that a transform could work on.
+            # Without records there are no columns for the transform.
             return ()
         event_span = EventSpan(self.start, self.end)
 
         def work() -> tuple[DataFile, ...]:
-            return make_files(
+            return write_window(
                 self.on_spark,
                 self.stream,
                 plan,
@@ -276,7 +272,7 @@ class _Making:
         )
 
 
-def make_files(
+def write_window(
     on_spark: RunOnSpark,
     stream: ShardStream,
     plan: TablePlan,
@@ -286,13 +282,7 @@ def make_files(
     root: OutputPlace,
     name: str,
 ) -> tuple[DataFile, ...]:
-    """Write the files of a window into the folder of an attempt; return them, durable.
-
-    Raises:
-        SparkUnavailable: Spark does not answer, or does not share the folder.
-        SweepInterrupted: the run is ending.
-        TransformError: the transform raised, or returned no DataFrame.
-    """
+    """Write durable files of a window into the folder of an attempt; return them."""
     from pyspark.sql import DataFrame
 
     spark, watch = on_spark.open(), on_spark.watch
@@ -307,7 +297,7 @@ def make_files(
         cause = users_error(error)
         if session_is_gone(error):
             return errors.SessionLost(
-                f"Spark does not answer ({cause}): see the Spark server's log; materialize the "
+                f"Spark does not answer ({cause}): see the Spark server's log, and materialize the "
                 "hour again."
             )
         return errors.TransformError(f"{where} failed with {cause}.")
@@ -329,7 +319,7 @@ def window_paths(
     *,
     hours: Collection[datetime] | None = None,
 ) -> list[str]:
-    """Return the files of a downstream asset by hour, of some hours or of all.
+    """Return the files of an hourly asset for some hours, or for all.
 
     Examples:
         >>> store = open_store("sqlite:///leases.db")

@@ -59,7 +59,7 @@ class Tenures(Operations):
                 return _opened(rows, [row], node, run)[shard]
             # The holder's run died before it released the shard, so the transfer ends here.
             reason = f"its run {row.consumer_run} had ended"
-            step = transitions.closed(row, rows.members(), reason, gave_up=True)
+            step = transitions.closed(row, rows.members(), reason, attempt_failed=True)
             rows.carry_out([step], str(node))
             return NotHeld(row.state.value, step.after.consumer_owner)
 
@@ -154,23 +154,28 @@ class Tenures(Operations):
         tenure: Tenure,
         *,
         reason: str,
-        gave_up: bool = False,
+        attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
 
-        `gave_up` means that its attempt at the intended range failed, for `reason`. `failed_at` is
-        the time when its run failed with the shard; the row keeps `reason` until the next commit.
+        `attempt_failed` means that its attempt at the intended range failed, for `reason`.
+        `failed_at` is the time when its run failed with the shard; the row keeps `reason` until the
+        next commit.
 
         Raises:
             LeaseLost: the tenure is over.
         """
-        if self.close_tenures([tenure], reason=reason, gave_up=gave_up, failed_at=failed_at):
+        if self.close_tenures(
+            [tenure], reason=reason, attempt_failed=attempt_failed, failed_at=failed_at
+        ):
             return
 
         def work(rows: Rows) -> None:
             row, members = current_row(rows, tenure), rows.members()
-            step = transitions.closed(row, members, reason, gave_up=gave_up, failed_at=failed_at)
+            step = transitions.closed(
+                row, members, reason, attempt_failed=attempt_failed, failed_at=failed_at
+            )
             rows.carry_out([step], str(tenure.holder))
 
         # The shard is in transfer, so its owner changes; or the tenure is over.
@@ -181,7 +186,7 @@ class Tenures(Operations):
         tenures: Sequence[Tenure],
         *,
         reason: str,
-        gave_up: bool = False,
+        attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> set[ShardId]:
         """End tenures of one group in one transaction; return the released shards.
@@ -193,7 +198,9 @@ class Tenures(Operations):
 
         def work(rows: Rows) -> set[ShardId]:
             steps = [
-                transitions.closed(row, set(), reason, gave_up=gave_up, failed_at=failed_at)
+                transitions.closed(
+                    row, set(), reason, attempt_failed=attempt_failed, failed_at=failed_at
+                )
                 for row in _held_rows(rows, tenures)
             ]
             if not steps:

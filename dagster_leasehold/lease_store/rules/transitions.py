@@ -216,21 +216,21 @@ def closed(
     members: Collection[NodeName],
     reason: str,
     *,
-    gave_up: bool = False,
+    attempt_failed: bool = False,
     failed_at: datetime | None = None,
 ) -> Step:
     """End a tenure; a shard in transfer goes to the next node, if that is still a member.
 
-    `gave_up` counts a failed attempt at a range. `failed_at` is when the run failed, for any cause.
-    In both cases `reason` is the error.
+    `attempt_failed` counts a failed attempt at a range. `failed_at` is when the run failed, for any
+    cause. In both cases `reason` is the error.
     """
     step = _closed(shard, members, reason)
     suspicion = shard.suspicion
-    if gave_up:
+    if attempt_failed:
         suspicion = (suspicion or Suspicion()).because(reason)
     if failed_at is not None:
         suspicion = (suspicion or Suspicion()).failed(reason, failed_at)
-    tries = shard.tries if gave_up else max(0, shard.tries - 1)
+    tries = shard.tries if attempt_failed else max(0, shard.tries - 1)
     return replace(step, after=replace(step.after, tries=tries, suspicion=suspicion))
 
 

@@ -118,7 +118,7 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         with progress("publishing", "batches", total) as show:
             report = publisher.adopt(lock, _tell) if adopt else publisher.publish(lock)
             while report.more:
-                report = report.and_then(publisher.publish(lock))
+                report = report.plus(publisher.publish(lock))
                 show(report.batches)
         comparison = publisher.comparison.compare()
     finally:
@@ -159,7 +159,7 @@ def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
     Raises:
         TableUnavailable: another node held the lock at each attempt.
     """
-    from dagster_leasehold.assets.output.table.publish_locks import lock_of
+    from dagster_leasehold.assets.output.table.publish_locks import take_lock
     from dagster_leasehold.lease_store.publication_rows import PublishLock
 
     reason = ""
@@ -168,7 +168,7 @@ def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
             time.sleep(LOCK_WAIT_S)
         nodes = target.store.pulse(publisher.key).nodes
         alive = {node.name: node.incarnation for node in nodes if node.member}
-        lock = lock_of(target.store, publisher.key, name, alive or {None: ""})
+        lock = take_lock(target.store, publisher.key, name, alive or {None: ""})
         if isinstance(lock, PublishLock):
             return lock
         reason = lock.explanation

@@ -254,7 +254,7 @@ def main() -> None:
         if os.fork() == 0:
             own.close()
             work = fork_runs(other)
-            modules.forget_changed()
+            modules.unload_changed()
             work()
             return
         other.close()

@@ -77,7 +77,7 @@ class ArrowSweeping(Sweeping):
             "returned NoneType": lambda table: None,
             "dropped or changed the column shard_id": dropped,
             "changed values of the column shard_id": of_others,
-            "which no table has: return another type": unwritable,
+            "which a table cannot have: return another type": unwritable,
         }
         for message, function in cases.items():
             results = self.run(arrow_transform(function), self.ranges("0", "1"))

@@ -182,7 +182,7 @@ class Sweeping:
             "keep these columns": lambda rows: rows.selectExpr(
                 "shard_id", "'x' AS quarantine_error"
             ),
-            "no shard that it was given": lambda rows: rows.selectExpr("'9' AS shard_id"),
+            "not a shard of its input": lambda rows: rows.selectExpr("'9' AS shard_id"),
         }
         for message, transform in cases.items():
             results = self.run(transform, self.ranges("0", "1"))

@@ -23,7 +23,7 @@ from dagster_leasehold.assets.partitions import output_key
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.assets.windows.window_run import make_window, window_paths
+from dagster_leasehold.assets.windows.window_run import build_window, window_paths
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
@@ -85,7 +85,7 @@ def make(world: World, deployment: Deployment, session: Any, hour: int, **more: 
 
     given: dict[str, Any] = {"transform": per_shard, "run": "run-1"} | more
     start = NOON + hour * HOUR
-    return make_window(
+    return build_window(
         deployment,
         world.stream,
         asset="per_shard",
@@ -207,7 +207,7 @@ def test_an_hour_that_ends_early_leaves_no_job_running(
         assert any(not at_work() for _ in range(60))
         assert connect_session.interruptTag(run_tag("run-1")) == []
         if way == "given up":
-            assert "no progress for 20 s while it waited for Spark, so that it gave the" in str(
+            assert "no progress for 20 s while it waited for Spark, so it abandoned the" in str(
                 caught.value
             )
         assert world.store.windows(world.key) == []

@@ -149,7 +149,7 @@ def test_records_of_lost_commits_are_consumed_again_once(
     scene.consume(1)
     assert scene.committed() == expected(17)
     if ended:
-        with pytest.raises(TableUnavailable, match="is not one of this lease store"):
+        with pytest.raises(TableUnavailable, match="is not the last one of this lease"):
             scene.publish()
         assert scene.published() == expected(12), "as it was"
     for command in again:

@@ -25,7 +25,7 @@ from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
-from dagster_leasehold.assets.windows.window_run import make_window, window_paths
+from dagster_leasehold.assets.windows.window_run import build_window, window_paths
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -280,7 +280,7 @@ def test_spark_reads_the_store_and_writes_hours_into_it(
     deployment = Deployment(lambda: world.store, (), Timing(), lambda _: world.place)
 
     def make(run: str) -> list[str]:
-        made = make_window(
+        made = build_window(
             deployment,
             world.stream,
             asset="per_shard",

@@ -117,7 +117,7 @@ def test_the_next_publisher_settles_a_lost_reply(
 
     with monkeypatch.context() as patched:
         patched.setattr(scene.kind(), "commit_table", lost)
-        with pytest.raises(TableUnavailable, match="did not take the request"):
+        with pytest.raises(TableUnavailable, match="did not accept the request"):
             scene.publish()
     assert scene.snapshots() == 1
     report = scene.publish()

@@ -272,7 +272,7 @@ def test_a_replacement_of_rewritten_files_is_rejected(scene: Scene, change: str)
     assert scene.values() == scene.committed()
     outcome = scene.publisher().comparison.compare()
     assert outcome.differences == ()
-    assert "by number alone" in outcome.notes[0]
+    assert "Only their number of records was compared" in outcome.notes[0]
 
 
 def replay(scene: Scene, number: int) -> None:
@@ -322,7 +322,7 @@ def test_expired_records_stay_in_files_that_another_program_rewrote(scene: Scene
     scene.more("run-5")
     report = scene.publish()
     assert report.batches == 1
-    assert "Expired records can stay in the table, since the expiry of shard 0" in str(report)
+    assert "Expired records can stay in the table, because the expiry of shard 0" in str(report)
     files = [each.file.file_path for each in scene.table().scan().plan_files()]
     assert not any(path in location for path in gone for location in files)
     values = scene.values()
@@ -358,7 +358,7 @@ def test_an_adoption_names_no_file_that_does_not_exist(scene: Scene) -> None:
         (scene.world.output / path).unlink()
     scene.appended()
     before = scene.values()
-    with pytest.raises(TableUnavailable, match=r"2 files that it lacks do not exist \(attempts/"):
+    with pytest.raises(TableUnavailable, match=r"2 files of the ledger do not exist \(attempts/"):
         scene.adopt()
     assert scene.values() == before, "it can be read still"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
@@ -34,7 +34,7 @@ RECORDS = 10
 
 
 def publish(home: ConsumedHome) -> PublishReport:
-    lock = lock_of(home.store, KEY, NAME, {NODE: "a-1"})
+    lock = take_lock(home.store, KEY, NAME, {NODE: "a-1"})
     assert isinstance(lock, PublishLock)
     publisher = build_publisher(
         store=home.store,

@@ -240,7 +240,7 @@ def test_a_run_without_a_free_core_fails_and_a_later_one_succeeds(
                 assert {reason for reason, _ in stopped.values()} == {StopReason.FAILED}
                 for _, error in stopped.values():
                     assert "This run made no progress for 10 s while it waited for" in error
-                    assert f"a free core of Spark ({mode}), so that it gave its shards up" in error
+                    assert f"a free core of Spark ({mode}), so it released its shards" in error
                 assert f"Spark ({mode}) {sentence}" in world.messages()
                 assert world.let_go()
                 (world.home / "told").unlink()
@@ -277,7 +277,7 @@ def test_a_replay_without_a_free_core_fails_and_a_later_one_succeeds(
             for batches, error in given_up.values():
                 assert batches == "0 batches"
                 assert "This run made no progress for 10 s while it waited for" in error
-                assert f"a free core of Spark ({mode}), so that it gave its claims back" in error
+                assert f"a free core of Spark ({mode}), so it released its claims" in error
             sentence = "has run no task of stream orders for 3 s, as if it had no free core"
             assert f"Spark ({mode}) {sentence}" in world.messages()
             assert store.rewrites(key) == []
@@ -376,7 +376,7 @@ class Runner:
             run=self.run,
             shards=[ShardId(shard) for shard in "012"],
             after_commit=lambda _: self._pause(),
-            tell=self._tell,
+            warn=self._warn,
             starved_after_s=STARVED_AFTER_S,
         )
         return {report.shard: [report.stopped.value, report.error] for report in done}
@@ -395,7 +395,7 @@ class Runner:
             run=self.run,
             ended=lambda _: False,
             progress=lambda *_: self._pause("replayed"),
-            tell=self._tell,
+            warn=self._warn,
             starved_after_s=STARVED_AFTER_S,
         )
         return {shard: [f"{each.batches} batches", each.error] for shard, each in reports.items()}
@@ -415,7 +415,7 @@ class Runner:
         while (self.home / f"pause-{self.steps}").exists():
             time.sleep(0.05)
 
-    def _tell(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         with (self.home / "told").open("a") as file:
             file.write(f"{sentence}\n")
 

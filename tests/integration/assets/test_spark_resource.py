@@ -254,7 +254,7 @@ def test_a_server_behind_tls_is_reached_with_its_authority_and_the_token(
             tmp_path, ({**address, "tls": True}, token), (plain, token)
         )
     assert "7 false" in good
-    assert "does not let a session set spark.executor.memory" in fixed
+    assert "does not allow a session to set spark.executor.memory" in fixed
     assert "refuses the token: set SPARK_CONNECT_AUTHENTICATE_TOKEN" in stranger
     assert "has a certificate that is not trusted" in untrusted
     assert "does not speak TLS" in not_tls

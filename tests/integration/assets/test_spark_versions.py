@@ -113,7 +113,7 @@ def test_a_cluster_of_another_release_is_refused(tmp_path: Path, cluster: str, h
         ours = environment(here) | {"SPARK_LOCAL_IP": "127.0.0.1"}
         code, output = python("-c", DRIVER, master, str(tmp_path / "driver"), variables=ours)
     assert code == 0, output[-6000:]
-    assert f"Spark ({master}) took no application" in output
+    assert f"Spark ({master}) accepted no application" in output
     assert f"its version of Spark is not {here} as on the nodes" in output
 
 

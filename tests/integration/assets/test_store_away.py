@@ -85,7 +85,7 @@ def test_consumption_continues_after_an_outage_of_the_object_store(
     server.stop()
     line = tick(sensor, world)
     assert "NETWORK_CONNECTION" in line
-    assert "Output is committed as long as it can be written, and published later" in line
+    assert "Output that can be written is still committed, and published later" in line
     server.start()
     assert tick(sensor, world).startswith("Published 1 batches of 3 records.")
     rows = pyiceberg_rows(publishing.metadata_at())
@@ -115,8 +115,8 @@ def test_runs_commit_during_an_outage_of_the_catalog(
         assert tick(sensor, scene.world).startswith("Published")
     consume("run-2")
     line = tick(sensor, scene.world)
-    assert "Catalog lake did not take the request" in line
-    assert "Output is committed meanwhile" in line
+    assert "Catalog lake did not accept the request" in line
+    assert "Output is still committed" in line
     with rest_catalog(tmp_path, port):
         assert tick(sensor, scene.world).startswith("Published 1 batches of 2 records.")
         assert scene.published() == scene.committed()

@@ -208,7 +208,7 @@ def test_the_commands_after_an_outage_of_the_store_publish(
     home.append(2)
     home.consume("run-2")
     assert main(shlex.split(create)) != 0
-    assert "Output is committed as long as" in joined(capsys.readouterr().err)
+    assert "Output that can be written is still committed" in joined(capsys.readouterr().err)
     assert "16 committed batches with 48 records wait since" in joined(printed(status))
     away.unlink()
     assert "the ledger names the same" in joined(printed(create))

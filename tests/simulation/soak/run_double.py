@@ -21,7 +21,7 @@ from dagster._core.events import StepMaterializationData
 
 from dagster_leasehold.assets import consume_job
 from dagster_leasehold.assets.consume_job import ConsumeConfig
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
+from dagster_leasehold.assets.consuming.sweep import Retry, SweepOutcome, SweepResult
 from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
@@ -93,7 +93,7 @@ class SweeperDouble:
         self._attempts += 1
         return {range_.shard: self._result(range_) for range_ in ranges}
 
-    def apart(self, each: Try, guard: StallGuard) -> SweepResult:
+    def retry(self, each: Retry, guard: StallGuard) -> SweepResult:
         """Make one batch beside the others; a hang ends when its guard gives it up."""
         own = copy(self)
         own._doomed = lambda: guard.ending or self._doomed()
@@ -229,7 +229,7 @@ class RunDouble:
         return failure
 
     def _write_hour(self, partition: str, start: datetime) -> str:
-        """Write the row of an hour as `make_window` does; its output is of no interest here."""
+        """Write the row of an hour as `build_window` does; its output is of no interest here."""
         place = self.deployment.streams[self.stream]
         self.deployment.time.sleep(SWEEP_S)
         if self.deployment.world.moods(self.stream).failing_hours(start):

@@ -113,7 +113,7 @@ def test_output_that_can_be_committed_is_returned(transform: Callable[[Any], pa.
             ),
         ),
         (
-            "returned several columns of the name 'key'",
+            "returned several columns named 'key'",
             lambda rows: rows.append_column("key", pa.nulls(3, pa.string())),
         ),
     ],

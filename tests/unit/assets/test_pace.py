@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.assets.pace import (
-    LOOK_MAX_S,
-    LOOK_MIN_S,
+    POLL_MAX_S,
+    POLL_MIN_S,
     REST_MAX_S,
     DueTimes,
     Pace,
@@ -48,7 +48,7 @@ def test_all_shards_are_due_with_the_earliest_one() -> None:
     due.see_unread(ZERO, 105.0)
     due.see_unread(ONE, 105.0)
     assert due.due_s == 110.0
-    due.forget(ZERO)
+    due.drop(ZERO)
     assert due.due_s == 114.0
 
 
@@ -98,12 +98,12 @@ def test_a_run_is_idle_after_the_limit_without_records_and_never_with_unread_one
 
 
 @pytest.mark.parametrize(
-    ("interval_s", "look_s"), [(0.0, LOOK_MIN_S), (10.0, 1.0), (3_600.0, LOOK_MAX_S)]
+    ("interval_s", "poll_s"), [(0.0, POLL_MIN_S), (10.0, 1.0), (3_600.0, POLL_MAX_S)]
 )
 def test_checks_come_every_tenth_of_the_interval_within_limits(
-    interval_s: float, look_s: float
+    interval_s: float, poll_s: float
 ) -> None:
-    assert Pace(interval_s).look_s == look_s
+    assert Pace(interval_s).poll_s == poll_s
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_no_record_waits_longer_than_the_interval_and_one_sweep(
     due.see_read(ZERO, 0.0)
     now_s, unread, waiting = 0.0, sorted(arrivals), [*looks]
     while waiting:
-        look_s = now_s + waiting.pop()
-        now_s = max(now_s, min(look_s, due.due_s))
+        poll_s = now_s + waiting.pop()
+        now_s = max(now_s, min(poll_s, due.due_s))
         come = [arrival for arrival in unread if arrival <= now_s]
         if not come:
             due.see_read(ZERO, now_s)

@@ -11,7 +11,7 @@ from dagster._core.storage.tags import TagType, get_tag_type
 from dagster_leasehold.assets import run_process
 from dagster_leasehold.assets.consuming.run_requests import (
     FINISH_TAG,
-    LET_GO_TAG,
+    RELEASE_TAG,
     STOP_TAG,
     TAKE_TAG,
 )
@@ -117,7 +117,7 @@ def test_a_repeated_run_is_not_mistaken_for_its_dead_predecessor():
 
 
 @pytest.mark.parametrize(
-    "tag", [WORK_MAX_TAG, PROCESS_TAG, TAKE_TAG, f"{LET_GO_TAG}0", FINISH_TAG, STOP_TAG]
+    "tag", [WORK_MAX_TAG, PROCESS_TAG, TAKE_TAG, f"{RELEASE_TAG}0", FINISH_TAG, STOP_TAG]
 )
 def test_tags_between_processes_are_hidden_in_dagster(tag: str) -> None:
     assert get_tag_type(tag) is TagType.HIDDEN

@@ -141,7 +141,7 @@ def test_a_check_is_stored_with_the_first_report_that_knows_its_outcome_and_when
 def test_checks_of_a_reopened_shard_are_stored_again(scene: Scene) -> None:
     for _ in range(2):
         scene.commit(ZERO)
-        scene.run.deliver(scene.context, begun=[ZERO])
+        scene.run.deliver(scene.context, new_shards=[ZERO])
     assert checks_in(scene.context.events) == 2 * [
         (ZERO, "no_gap", True),
         (ZERO, "quarantine_rate", True),

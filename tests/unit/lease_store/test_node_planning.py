@@ -192,7 +192,7 @@ def test_a_gained_shard_that_needs_a_separate_run_is_left_to_the_launcher(gainin
     shard = next(row for row, node in gaining.scene.owners().items() if node == B)
     tenure = gaining.scene.open(shard, "run-1").tenure
     gaining.store.suspect(tenure, SUSPICION, abandon=False)
-    gaining.store.close_tenure(tenure, reason="it gave up", gave_up=True)
+    gaining.store.close_tenure(tenure, reason="it gave up", attempt_failed=True)
     gained = gain(gaining)
     assert len(gained) == 2
     assert shard not in gained

@@ -148,7 +148,7 @@ def test_a_replay_of_expired_output_is_refused(
 ) -> None:
     forget(home)
     _, error = run(capsys, "replay", "demo", "0", "--from", "4", "--to", "9", code=2)
-    assert "begins at 8: what lay before has expired" in error
+    assert "begins at 8: earlier output has expired" in error
     output, _ = run(capsys, "replay", "demo", "0", "--from", "8", "--json")
     (report,) = json.loads(output)["shards"]
     assert (report["batches"], report["expired_until"]) == (1, None)
@@ -179,7 +179,7 @@ def test_metrics_do_not_decrease_after_an_expiry(home: ConsumedHome) -> None:
 
 def test_a_reader_of_expired_output_is_refused(home: ConsumedHome) -> None:
     forget(home)
-    with pytest.raises(OutputUnreadable, match="can no longer be read whole"):
+    with pytest.raises(OutputUnreadable, match="cannot be read completely"):
         refuse_expired_times(home.store, KEY, None, None)
 
 

@@ -100,7 +100,7 @@ def test_a_table_is_adopted_on_request(
     with sqlite3.connect(home.settings.home / "leases.db") as database:
         database.execute("UPDATE publication SET last_publication = NULL")
     assert main(["table", "create", "demo", *at]) != 0
-    assert "is not one of this lease store" in capsys.readouterr().err
+    assert "is not the last one of this lease" in capsys.readouterr().err
     assert main(["verify", *at]) == 1
     assert main(["table", "create", "demo", "--adopt", *at]) == 0
     assert main(["verify", *at]) == 0

@@ -23,7 +23,7 @@ def give_up(scene: FollowingScene, shard: str, times: int = 1) -> None:
     for _ in range(times):
         tenure = scene.open(shard, A, "gone").tenure
         scene.store.record_intents([Intent(tenure, 0, "0", "5")])
-        scene.store.close_tenure(tenure, reason="It hangs.", gave_up=True)
+        scene.store.close_tenure(tenure, reason="It hangs.", attempt_failed=True)
 
 
 def test_a_shard_that_was_given_up_twice_gets_a_separate_run(instance: dg.DagsterInstance) -> None:

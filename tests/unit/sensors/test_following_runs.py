@@ -9,7 +9,7 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.consuming.run_requests import (
     FINISH_TAG,
-    LET_GO_TAG,
+    RELEASE_TAG,
     STOP_TAG,
     offered,
 )
@@ -254,4 +254,4 @@ def test_a_shard_that_is_materialized_by_hand_joins_no_run(instance: dg.DagsterI
     scene.source.ends |= {"1": 5}
     scene.later(20.0)
     assert offered(scene.tags(run_id)) == ()
-    assert not any(key.startswith(LET_GO_TAG) for key in scene.tags(run_id))
+    assert not any(key.startswith(RELEASE_TAG) for key in scene.tags(run_id))

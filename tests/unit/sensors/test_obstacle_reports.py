@@ -30,10 +30,14 @@ def begun(instance: dg.DagsterInstance) -> FollowingScene:
     return scene
 
 
-def fail(scene: FollowingScene, error: str, *, gave_up: bool = False, shard: str = ONE) -> None:
+def fail(
+    scene: FollowingScene, error: str, *, attempt_failed: bool = False, shard: str = ONE
+) -> None:
     """Let a run fail with a shard."""
     tenure = scene.open(shard, A, "gone").tenure
-    scene.store.close_tenure(tenure, reason=error, gave_up=gave_up, failed_at=utc_now())
+    scene.store.close_tenure(
+        tenure, reason=error, attempt_failed=attempt_failed, failed_at=utc_now()
+    )
 
 
 def commit(scene: FollowingScene) -> None:
@@ -63,14 +67,16 @@ def later_outcomes(
     return outcomes(instance, scene)[before:]
 
 
-@pytest.mark.parametrize("gave_up", [True, False], ids=["a transform raised", "a gap is held"])
+@pytest.mark.parametrize(
+    "attempt_failed", [True, False], ids=["a transform raised", "a gap is held"]
+)
 def test_a_failed_run_is_shown_at_the_next_tick_until_records_are_committed(
-    instance: dg.DagsterInstance, *, gave_up: bool
+    instance: dg.DagsterInstance, *, attempt_failed: bool
 ) -> None:
     scene = begun(instance)
     assert [passed for passed, _ in outcomes(instance, scene)] == [True]
     scene.source.ends[ONE] = 5
-    fail(scene, REFUSED, gave_up=gave_up)
+    fail(scene, REFUSED, attempt_failed=attempt_failed)
     assert later_outcomes(instance, scene, 3) == [
         (
             False,

@@ -414,7 +414,7 @@ def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
     scene.rounds[NODE].nodes = dict
     line, _ = scene.rounds[NODE].tick()
     assert line.startswith(
-        "No node that this deployment serves is alive in the group; 6 committed batches with 21 "
+        "No node of this deployment is alive in the group; 6 committed batches with 21 "
         "records wait since "
     )
 

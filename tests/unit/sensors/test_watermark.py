@@ -124,7 +124,7 @@ def test_an_hour_is_requested_once_every_shard_has_passed_it(scene: Scene) -> No
     assert "held back by shard 1, which has no output yet" in str(scene.tick().skip_reason)
     scene.append("1", 5, 59)
     assert scene.asked() == []
-    assert "shard 1 has come to 2026-03-01T12:59" in str(scene.tick().skip_reason)
+    assert "shard 1 has reached 2026-03-01T12:59" in str(scene.tick().skip_reason)
     scene.append("1", 185)
     scene.append("0", 130)
     assert scene.asked() == [hour(0), hour(1)]

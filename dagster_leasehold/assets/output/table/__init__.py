@@ -1,5 +1,6 @@
 """The published table: an Iceberg table that follows the ledger, written with PyIceberg.
 
-Called by runs and the sensor, which publish, by `rewriting`, which keeps files that a table names,
-and by commands. Spark's workers use only `columns`. PyIceberg is imported only where it is needed.
+Runs and the sensor publish with it, `rewriting` keeps the files that a table names, and commands
+call it. Spark's workers use only `columns`. PyIceberg is imported only where it is needed.
+Functions raise `TableUnavailable` if the table or its catalog cannot be reached.
 """

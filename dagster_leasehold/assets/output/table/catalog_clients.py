@@ -1,13 +1,13 @@
 """PyIceberg's catalog clients, with a timeout for each request.
 
-PyIceberg has no timeout for REST, Hive and SQL, and one of 10 times 60 s for Glue. If a firewall
-drops the connection or a service hangs, a publisher would keep the publish lock until its process
-ends.
+PyIceberg has no timeout for REST, Hive and SQL, and tries 10 times for 60 s with Glue. When a
+firewall drops the connection or a service hangs, a publisher would keep the publish lock until its
+process ends.
 
-Every request runs in a separate thread. The caller abandons it after `ANSWER_S`, no matter what the
-client waits for: a connection, a token, a lock, or a metadata file. Sockets of REST, Hive and MySQL
-have the same timeout, so that the threads end. An abandoned request can still arrive, which
-`other_catalog` allows for.
+Every request runs in a separate thread. The caller abandons it after `ANSWER_S`, whether the client
+waits for a connection, a token, a lock, or a metadata file. Sockets of REST, Hive and MySQL have
+the same timeout, so that the threads end. An abandoned request can still arrive; `other_catalog`
+handles that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 def open_client(name: str, properties: Mapping[str, str]) -> Catalog:
     """Return PyIceberg's client of a catalog, whose calls raise `TimeoutError` after `ANSWER_S`."""
-    client = answered(name, partial(_opened, name, properties))
+    client = answered(name, partial(_open, name, properties))
     return cast("Catalog", _ClientInTime(client))
 
 
@@ -62,14 +62,14 @@ def answered(
     """Return the answer to a request.
 
     Raises:
-        TimeoutError: there was none within `ANSWER_S`, or n earlier requests are still unanswered
-            and the newest of them began less than n times `ANSWER_S` ago.
+        TimeoutError: there was no answer within `ANSWER_S`, or n earlier requests are unanswered
+            and the newest one began less than n times `ANSWER_S` ago.
     """
     now_s, answer = clock(), Future[T]()
     with _lock:
         pending = [each for each in _unanswered.get(catalog, ()) if not each[1].done()]
         _unanswered[catalog] = pending
-    # Without a timeout in the driver, a thread never ends. So each further request waits longer.
+    # Without a timeout in the driver, a thread never ends. So each new request waits longer.
     if pending and (pause_s := max(pending)[0] + len(pending) * ANSWER_S - now_s) > 0:
         raise TimeoutError(
             f"no answer to {len(pending)} earlier requests; the next one is sent in {pause_s:.0f} s"
@@ -93,7 +93,7 @@ def answered(
         raise
 
 
-def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
+def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     from pyiceberg import catalog
     from pyiceberg.utils.config import Config
 
@@ -121,7 +121,7 @@ def _rest(name: str, conf: dict[str, Any]) -> Catalog:
         @override
         def _config_headers(self, session: Session) -> None:
             super()._config_headers(session)
-            # Before its first request, which can be for a token.
+            # Set before the first request, which can be for a token.
             cast("Any", session).request = partial(session.request, timeout=ANSWER_S)
 
     return RestInTime(name, **conf)

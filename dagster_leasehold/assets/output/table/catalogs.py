@@ -1,8 +1,8 @@
-"""Catalogs: where the newest metadata of a table is, and how a publication gets there.
+"""Catalogs: the location of a table's newest metadata, and the commit of a publication.
 
-The default catalog is two tables in the lease database, in the form of PyIceberg's `SqlCatalog`,
-which can read it. One transaction moves its pointer and the cursors, so neither is ever ahead.
-`other_catalog` has the catalogs that commit by themselves.
+The default catalog is two tables in the lease database, which PyIceberg's `SqlCatalog` can read.
+One transaction moves its pointer and the cursors, so neither is ever ahead. `other_catalog` has the
+catalogs that commit by themselves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class OpenTable:
     """A state of a table.
 
     Attributes:
-        metadata: the metadata of this state.
         at: the location of the metadata file.
     """
 
@@ -62,10 +61,10 @@ class TableCatalog(Protocol):
         ...
 
     def newest_state(self) -> OpenTable | None:
-        """Return a state of the table that is newer than the one that `find` returns, if any.
+        """Return a state of the table that is newer than the result of `find`, or None.
 
-        There is one if the catalog was restored from a backup together with the ledger, or if a
-        publisher was killed before it committed. Its batches are committed in both cases.
+        There is a newer state if the catalog was restored from a backup together with the ledger,
+        or if a publisher was killed before it committed. Its batches are committed in both cases.
         """
         ...
 
@@ -95,7 +94,7 @@ class TableCatalog(Protocol):
     ) -> Published:
         """Settle the pending publication if it is in the table; otherwise resend or drop it.
 
-        With `resend`, its request is sent again as long as the table can take it.
+        With `resend`, its request is sent again while the table can accept it.
 
         Raises:
             PublicationRefused: the catalog refused the request.
@@ -106,12 +105,7 @@ class TableCatalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupTable:
-    """The table of one group, and the ledger and the files that it is made from.
-
-    Attributes:
-        catalog: has the newest state of the table.
-        place: holds the output of the group.
-    """
+    """The table of one group, with its ledger, catalog and files."""
 
     store: LedgerAndRewrites
     key: GroupKey
@@ -143,11 +137,11 @@ class LeaseDatabaseCatalog(TableCatalog):
 
     @override
     def newest_state(self) -> OpenTable | None:
-        """Compare the metadata files that are not older than the one that the pointer names.
+        """Compare the metadata files that are not older than the file that the pointer names.
 
         Of files with the same number of publications, only the file with the highest epoch can have
-        been committed: earlier locks had lost their epoch. After a group continues from a restored
-        pointer, its new files make this method ignore the older ones.
+        been committed: a lock with an earlier epoch can no longer commit. If a group continues from
+        a restored pointer, its new files take precedence over the older ones.
         """
         pointer = None if self.name is None else self.store.table_pointer(self.name)
         dated = self.io.dated(METADATA_FOLDER)
@@ -194,16 +188,16 @@ class LeaseDatabaseCatalog(TableCatalog):
         failpoints.reach("after_publish")
         if isinstance(outcome, Settled):
             self._seen = OpenTable(metadata, at)
-            left = {entry.metadata_file for entry in metadata.metadata_log}
-            old = (entry.metadata_file for entry in table.metadata.metadata_log)
-            self.io.discard(each for each in old if each not in left)
+            current = {entry.metadata_file for entry in metadata.metadata_log}
+            previous = (entry.metadata_file for entry in table.metadata.metadata_log)
+            self.io.discard(each for each in previous if each not in current)
         elif not isinstance(outcome, LockOver):
-            # The transaction did not happen, so nothing names the staged files. If the lock is
-            # over, it can have happened with a lost reply, so the files stay.
+            # The transaction failed, so nothing names the staged files. If the lock is over, it can
+            # have succeeded with a lost reply, so the files stay.
             self.io.discard([at, *staging.written])
         if isinstance(outcome, PointerMoved):
             raise PublicationRefused(
-                f"Another program has committed to the table of {lock.key} at the same time. The "
+                f"Another program committed to the table of {lock.key} at the same time. The "
                 "waiting batches are published later."
             )
         return outcome
@@ -217,11 +211,11 @@ class LeaseDatabaseCatalog(TableCatalog):
         *,
         resend: bool,
     ) -> Published:
-        # A publication of another catalog: one of this catalog is never pending.
+        # A publication to another catalog: publications to this one are never pending.
         return self.store.drop_publication(lock, publication)
 
     def _load(self, at: str) -> OpenTable:
-        if not self.io.has_place_for(at):
+        if not self.io.contains(at):
             raise TableElsewhere(at, self.io.location)
         if self._seen is None or self._seen.at != at:
             try:

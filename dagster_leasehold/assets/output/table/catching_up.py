@@ -1,8 +1,8 @@
 """Waits until the table shows all commits, and publishes them if no other process does.
 
 A waiting reader publishes by itself. It takes the publish lock without a node, and a live node can
-take the lock over at any time. So committed output can be read without a running deployment, and a
-reader that dies or freezes while it publishes delays no other process.
+take over the lock at any time. So committed output can be read without a running deployment, and a
+reader that dies or freezes while it publishes does not delay other processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 PATIENCE_S = 60.0
 """The time that a reader waits while nothing is published, in seconds."""
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 REFUSED_WAIT_MAX_S = 15.0
 
 
@@ -35,7 +35,7 @@ class Committed:
     """The batches and changes that wait for publication at one moment.
 
     Attributes:
-        ends: for each shard with waiting batches, the number behind the last one.
+        ends: for each shard with waiting batches, the number after the last one.
         last_change: the number of the last waiting change; 0 for none.
     """
 
@@ -51,7 +51,7 @@ class Committed:
         return cls({shard: head.next_number for shard, head in heads.items()}, last)
 
     def waiting(self, store: Publications, key: GroupKey) -> tuple[int, int]:
-        """Return how many of these batches still wait, and the first of these changes that does."""
+        """Return the number of these batches that still wait, and the first waiting change."""
         lags = store.publication_lag(key) if self.ends else ()
         batches = sum(lag.batches for lag in lags if lag.start < self.ends.get(lag.shard, 0))
         first = store.pending_changes(key, limit=1) if self.last_change else ()
@@ -74,39 +74,36 @@ def catch_up(
     """Return once the table shows everything that was committed before the call.
 
     Args:
-        table: the settings of the table, with which this process publishes if no other does.
+        table: the settings of the table, to publish if no other process does; None to only wait.
         patience_s: the longest time without a publication, in seconds.
-        jitter: returns the part of a wait after a refusal to cut, in [0, 1).
-
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or no process publishes.
+        jitter: returns the fraction by which to shorten a wait after a refusal, in [0, 1).
     """
     committed = Committed.now(store, key)
-    reason = "no publisher has taken them up"
+    reason = "no process publishes"
     before, since_s = committed.waiting(store, key), clock()
-    left, refusals = before, 0
-    while any(left):
+    remaining, refusals = before, 0
+    while any(remaining):
         if table is not None:
             try:
                 reason, refusals = _publish(store, key, place, table, catalog), 0
             except PublicationRefused as refused:
                 reason, refusals = str(refused).rstrip("."), refusals + 1
-            left = committed.waiting(store, key)
-        if left != before:
-            before, since_s = left, clock()
+            remaining = committed.waiting(store, key)
+        if remaining != before:
+            before, since_s = remaining, clock()
         elif clock() - since_s >= patience_s:
             raise TableUnavailable(
-                f"Committed output of {key} waits for publication, and for {patience_s:.0f} s "
-                f"nothing was published ({reason}): switch on the sensor that does the "
-                f"housekeeping, or run `leasehold table create {key.stream}`."
+                f"Committed output of {key} waits for publication, and nothing was published for "
+                f"{patience_s:.0f} s ({reason}): switch on the housekeeping sensor, or run "
+                f"`leasehold table create {key.stream}`."
             )
-        if any(left):
-            wait_s = LOOK_EVERY_S
+        if any(remaining):
+            wait_s = POLL_EVERY_S
             if refusals:
                 most_s, part = REFUSED_WAIT_MAX_S, jitter()
                 wait_s = retry_wait_s(refusals, first_s=wait_s, max_s=most_s, jitter=part)
             sleep(wait_s)
-            left = committed.waiting(store, key)
+            remaining = committed.waiting(store, key)
 
 
 def _publish(
@@ -116,7 +113,7 @@ def _publish(
     settings: TableSettings,
     catalog: CatalogSettings,
 ) -> str:
-    """Publish if the publish lock is free; return a reason why something can still wait."""
+    """Publish if the publish lock is free; return the reason why batches can still wait."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher
     from dagster_leasehold.assets.output.table.publish_locks import elsewhere
 
@@ -129,7 +126,7 @@ def _publish(
     if isinstance(lock, PublishesElsewhere):
         raise TableUnavailable(elsewhere(key, name, lock))
     if not isinstance(lock, PublishLock):
-        return f"node {lock.node} has the lock to publish"
+        return f"node {lock.node} holds the publish lock"
     publisher = build_publisher(
         store=store, key=key, settings=settings, catalog=catalog, place=place
     )
@@ -139,4 +136,4 @@ def _publish(
             report = publisher.publish(lock)
     except OSError as error:
         return f"this account cannot write to {place}: {one_line(str(error))}"
-    return report.explanation or "more was committed meanwhile"
+    return report.explanation or "more was committed in the meantime"

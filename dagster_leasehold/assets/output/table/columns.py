@@ -1,8 +1,8 @@
-"""The columns of a table as JSON, and how the columns of files are fitted to them.
+"""The columns of a table as JSON, and the merge of a file's columns into them.
 
-A column has a `name` and a `type`. A primitive type is Iceberg's word (`long`, `decimal(10, 2)`,
+A column has a `name` and a `type`. A primitive type has Iceberg's name (`long`, `decimal(10, 2)`,
 `timestamptz`); a nested type is `{"list": type}`, `{"map": [key, value]}` or `{"struct": [column,
-…]}`. Spark's workers describe their files this way, so this module needs only Arrow.
+…]}`. Spark's workers also describe their files this way, so this module needs only Arrow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WIDER = {"int": ("long",), "float": ("double",)}
 
 
 class _DoesNotFit(Exception):
-    """Two types of one column without a common wider type, with the path of the nested field."""
+    """Two types of a column, or of its nested field at `path`, have no common wider type."""
 
     def __init__(self, path: str, before: ColumnType, now: ColumnType) -> None:
         super().__init__(path)
@@ -44,9 +44,9 @@ class _DoesNotFit(Exception):
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema for writing rows, with types that a table can have.
 
-    Times get microseconds, unsigned numbers become signed numbers of twice the size, and encodings
-    become plain. Columns without a type are left out: null in all rows, lists that are all empty,
-    struct fields without a value. A table reads missing columns as null.
+    Times are converted to microseconds, unsigned integers to signed integers of twice the size, and
+    encodings to plain types. Columns without a type are dropped, such as a column of nulls or of
+    empty lists. A table reads missing columns as null.
 
     Raises:
         TransformError: a table cannot have the type of a column.
@@ -57,7 +57,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """Return rows with the columns of a stored schema; columns that they lack are null.
+    """Return rows with the columns of a stored schema; missing columns become null.
 
     Raises:
         TransformError: a value has more digits than the type of its column in a table.
@@ -76,8 +76,8 @@ def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
             columns.append(column if column.type.equals(field.type) else column.cast(field.type))
         except pa.ArrowException as error:
             raise TransformError(
-                f"Column {shown(field.name)} cannot be kept as {field.type}, the type that a table "
-                f"has for it ({one_line(str(error))}): round its values, or return another type."
+                f"Column {shown(field.name)} cannot be stored as {field.type}, its type in the "
+                f"table ({one_line(str(error))}): round its values, or return another type."
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=stored)
 
@@ -87,7 +87,7 @@ def columns_of(schema: pa.Schema) -> Columns:
 
     Raises:
         TransformError: a table cannot have the type of a column, or engines cannot distinguish two
-            names.
+            column names.
     """
     columns = [_column(field.name, _type_of(field.name, field.type)) for field in schema]
     _check_names(columns)
@@ -95,21 +95,21 @@ def columns_of(schema: pa.Schema) -> Columns:
 
 
 def merged(agreed: Columns, file: Columns) -> Columns:
-    """Return the agreed columns, widened and extended for the columns of a file.
+    """Return the agreed columns, widened and extended by the columns of a file.
 
-    The result equals `agreed` if the file has nothing new, in any order.
+    The result equals `agreed` if the file has no new column or type. The order does not matter.
 
     Raises:
-        TransformError: a column of the file does not fit the agreed one, or engines cannot
-            distinguish its name from another one.
+        TransformError: a column of the file does not fit the agreed column, or engines cannot
+            distinguish two column names.
     """
     try:
         columns = _merged_fields("", agreed, file)
     except _DoesNotFit as misfit:
         raise TransformError(
-            f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, and the "
-            f"transform returned {type_text(misfit.now)}, which does not fit: return the type of "
-            "the table, or give the column another name."
+            f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, but the "
+            f"transform returned {type_text(misfit.now)}: return the type of the table, or give "
+            "the column another name."
         ) from None
     if columns != agreed:
         _check_names(columns)
@@ -117,7 +117,7 @@ def merged(agreed: Columns, file: Columns) -> Columns:
 
 
 def joined(one: Columns, other: Columns) -> Columns | None:
-    """Return columns that fit the rows of two files, or None if there are none."""
+    """Return common columns for the rows of two files, or None if there are none."""
     import pyarrow as pa
 
     if one == other:
@@ -142,10 +142,10 @@ def arrow_schema(columns: Columns) -> pa.Schema:
 
 @dataclass(slots=True)
 class ColumnAgreement:
-    """The columns of one group's table, which all its runs agree on before they commit.
+    """The columns of one group's table, on which its runs agree before they commit.
 
-    Two runs can bring a new column at the same moment: the store takes one set of columns after
-    another, and the second run adds its columns to those of the first, or is refused.
+    If two runs add columns at the same time, the store accepts one set of columns. The other run
+    reads it and adds its own columns, or is refused.
     """
 
     store: Publications
@@ -189,7 +189,7 @@ class ColumnAgreement:
             if columns == before:
                 self._agreed = agreed
                 return agreed
-            # If another run was faster, its columns are read.
+            # If another run was faster, read its columns.
             outcome = self.store.agree_columns(self.key, columns, seen_version=agreed.version)
             agreed = (
                 TableColumns(agreed.version + 1, tuple[Any, ...](columns))
@@ -203,16 +203,16 @@ class ColumnAgreement:
 
 
 def _check_names(columns: Columns) -> None:
-    """Refuse names that are equal but for case, which most engines cannot distinguish.
+    """Refuse names that differ only in case, which most engines cannot distinguish.
 
-    The name of a nested field is its path, so a dot in a column's name can make two names equal.
+    A nested field is named by its path, so a dot in a column's name can also make two names equal.
     """
     names: dict[str, str] = {}
     for name in _paths(columns):
         if (other := names.get(name.lower())) is not None:
             raise TransformError(
                 f"Two columns are named {shown(other)} and {shown(name)}, which engines that read "
-                "the table cannot tell apart: rename one."
+                "the table cannot distinguish: rename one."
             )
         names[name.lower()] = name
 
@@ -246,7 +246,7 @@ def _stored_fields(prefix: str, fields: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _stored(name: str, kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in a table for a type of Arrow; None if no value can have it."""
+    """Return the type in a table for an Arrow type; None if no value can have it."""
     import pyarrow as pa
 
     if pa.types.is_null(kind):
@@ -284,7 +284,7 @@ _PLAIN: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("is_large_binary", lambda arrow, _: arrow.binary()),
     ("is_binary_view", lambda arrow, _: arrow.binary()),
 )
-"""Predicates of Arrow on types, each with the type that a table has instead."""
+"""Arrow's predicates on types, each with the type in a table."""
 
 
 def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
@@ -298,13 +298,13 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
         fields = _stored_fields(f"{name}.", [kind.field(at) for at in range(kind.num_fields)])
         return pa.struct(fields) if fields else None
     # PyArrow cannot cast list views with short offsets.
-    listed = (
+    predicates = (
         types.is_list,
         types.is_large_list,
         types.is_fixed_size_list,
         types.is_large_list_view,
     )
-    if any(is_kind(kind) for is_kind in listed):
+    if any(is_kind(kind) for is_kind in predicates):
         element = _stored(name, kind.value_type)
         return None if element is None else pa.list_(element)
     if types.is_decimal(kind):
@@ -314,7 +314,7 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
 
 
 def _plain_types() -> dict[pa.DataType, str]:
-    """Return Arrow's types without parameters, and their words in Iceberg."""
+    """Return Arrow's types without parameters, and their names in Iceberg."""
     import pyarrow as pa
 
     return {
@@ -374,7 +374,7 @@ def _type_of(name: str, kind: pa.DataType) -> ColumnType:
         inner = [_column(at.name, _type_of(f"{name}.{at.name}", at.type)) for at in fields]
         return {"struct": inner}
     raise TransformError(
-        f"Column {shown(name)} is of the type {shown(str(kind))}, which no table has: return "
+        f"Column {shown(name)} has the type {shown(str(kind))}, which a table cannot have: return "
         "another type."
     )
 
@@ -418,7 +418,7 @@ def _merged_nested(path: str, agreed: Column, file: Column) -> Column | None:
 
 
 def _wider(agreed: str, file: str) -> str | None:
-    """Return the wider of two types, or None if neither has all values of the other."""
+    """Return the wider of two types, or None if neither includes the other."""
     if agreed in _WIDER.get(file, ()):
         return agreed
     if file in _WIDER.get(agreed, ()):
@@ -430,7 +430,7 @@ def _wider(agreed: str, file: str) -> str | None:
 
 
 def type_text(kind: ColumnType) -> str:
-    """Return a column's type as people read it."""
+    """Return a readable name of a column's type."""
     if isinstance(kind, str):
         return kind
     (form, inner), *_ = kind.items()

@@ -1,21 +1,21 @@
-"""Compares table and ledger: the table has the files of the batches that count as published.
+"""Compares a table with the ledger: it must have exactly the files of the published batches.
 
 Both sides are streamed. Each file of the ledger adds its hash to one of many sums, and each file of
-the table subtracts it. Only files of sums that are not zero are compared by name. So memory holds a
-number for each existing file, and few names.
+the table subtracts it. Only files in nonzero sums are compared by name. So memory holds one number
+per existing file, and few names.
 
-Consumption, publishing and rewriting continue meanwhile, which must not look like a difference:
+Consumption, publishing and rewriting continue at the same time, without false differences:
 
-1. Cursors and snapshot are read as a consistent cut: no publication happens in between. A snapshot
-   does not change, and batches that are committed later are behind the cursors.
-2. A later change of published output shows as files on one side. Files of changes that wait at the
-   cut are expected.
-3. The remaining differences are compared again, at a new cut. A change in between has reached both
-   sides by then, or waits. A file that the table has lost is still missing.
+1. Cursors and snapshot are read as a consistent cut, with no publication in between. A snapshot
+   does not change, and later batches are behind the cursors.
+2. A later change to published output appears as files on one side only. Files of changes that wait
+   for publication at the cut are expected.
+3. The remaining differences are compared again at a new cut. By then, a change has reached both
+   sides or waits for publication. A file that the table has lost is still missing.
 
-Files that another program has rewritten are compared only by the number of their records. A listing
-of the output shows if the files of the table exist. The others are looked up one by one, up to a
-limit, and the result has the number of the rest.
+Files that another program has rewritten are compared only by their number of records. A listing of
+the output shows whether the files of the table exist. Unlisted files are looked up one by one, up
+to a limit; the result has the number of the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dagster_leasehold.assets.errors import TableUnavailable, TooManyFiles
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
 from dagster_leasehold.assets.output.table.maintenance import current_files
-from dagster_leasehold.assets.output.table.marks import mark_of, table_trouble
+from dagster_leasehold.assets.output.table.marks import mark_of, table_conflict
 from dagster_leasehold.assets.output.table.publication import ShardFile, each_change
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line
@@ -41,7 +41,7 @@ SUMS = 1 << 16
 DIFFERENCES_MAX = 1_000
 """The most sums whose files are compared by name, which is about the most reported differences."""
 CUTS_MAX = 10
-LOOKED_UP_MAX = 1_000
+LOOKUPS_MAX = 1_000
 """The most files that are looked up one by one."""
 NAMED_MAX = 3
 _MASK = (1 << 64) - 1
@@ -49,7 +49,7 @@ _MASK = (1 << 64) - 1
 FileEntry = tuple[str, int]
 """The path of a file in the ledger, and the number of its records."""
 Differences = Mapping[FileEntry, int]
-"""How often each file is in the ledger, minus how often it is in the table."""
+"""The number of times that each file is in the ledger, minus those in the table."""
 _Item = TypeVar("_Item")
 
 
@@ -58,7 +58,6 @@ class Comparison:
     """The result of comparing a table with the ledger.
 
     Attributes:
-        files: the number of files in the table.
         differences: a sentence for each difference.
         notes: sentences on files that were not fully compared.
     """
@@ -84,11 +83,10 @@ class _Sides:
 
     Attributes:
         unequal: the indexes of the sums that are not zero.
-        files: the number of files in the table.
         foreign: the number of files that another program wrote.
-        records: the records of the ledger's files minus those of the table's, without the files
-            that are expected on one side.
-        lookups: paths of the table that the listing lacks, up to a limit.
+        records: the number of records in files of the ledger, minus those in files of the table,
+            without files that are expected on one side.
+        lookups: paths of the table that are missing in the listing, up to a limit.
         others: the number of further such paths.
     """
 
@@ -105,7 +103,6 @@ class TableComparison:
     """Compares the table of a group with the ledger of the group.
 
     Attributes:
-        own: the table and the ledger.
         files_max: the most batches of the ledger, and files of the table, to compare; None for all.
     """
 
@@ -113,48 +110,47 @@ class TableComparison:
     files_max: int | None = None
 
     def compare(self) -> Comparison:
-        """Compare table and ledger, while both continue to change.
+        """Compare table and ledger while both continue to change.
 
         Raises:
             TooManyFiles: there are more than `files_max`.
-            TableUnavailable: the catalog or the table's metadata cannot be read.
         """
         cut = self._cut()
         metadata = None if cut.table is None else cut.table.metadata
-        trouble = table_trouble(self.own.name, cut.publication, metadata, self.own.io)
-        # The listing comes after the cut, so it has all files of the table that exist.
-        sides = self._sides(cut, self._listed(cut))
+        conflict = table_conflict(self.own.name, cut.publication, metadata, self.own.io)
+        # The listing comes after the cut, so it has all existing files of the table.
+        sides = self._sides(cut, self._existing(cut))
         unequal = sides.unequal
         first = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if unequal else {}
         again = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if first else {}
-        lasting = sorted(entry for entry, often in first.items() if often * again.get(entry, 0) > 0)
+        entries = sorted(entry for entry, count in first.items() if count * again.get(entry, 0) > 0)
         notes = list[str]()
-        if sides.foreign and not sides.records and not trouble:
-            # Another program has rewritten files of ours, and kept the number of records.
-            lasting = [entry for entry in lasting if first[entry] < 0 and not _foreign(entry[0])]
+        if sides.foreign and not sides.records and not conflict:
+            # Another program has rewritten our files, with the same number of records.
+            entries = [entry for entry in entries if first[entry] < 0 and not _foreign(entry[0])]
             notes.append(
-                f"{sides.foreign:,} files of the table were written by another program. Their "
-                "records were compared by number alone."
+                f"{sides.foreign:,} files of the table were written by another program. Only their "
+                "number of records was compared."
             )
         if sides.others:
             notes.append(f"{sides.others:,} files were not looked up.")
-        sentences = [_sentence(entry, first[entry]) for entry in lasting]
+        sentences = [_sentence(entry, first[entry]) for entry in entries]
         sentences += [
             f"The file {path}, which the table names, does not exist."
             for path in absent_files(self.own.place, sides.lookups)
         ]
-        if lasting and len(unequal) > DIFFERENCES_MAX:
-            sentences.append("More files differ than these.")
-        differences = (trouble, *sentences) if trouble else tuple(sentences)
+        if entries and len(unequal) > DIFFERENCES_MAX:
+            sentences.append("More files differ.")
+        differences = (conflict, *sentences) if conflict else tuple(sentences)
         return Comparison(sides.files, differences, tuple(notes))
 
     def corrections(
         self, table: OpenTable | None
     ) -> tuple[tuple[ShardFile, ...], tuple[str, ...], tuple[int, ...]]:
-        """Return the files that the table lacks, the paths that it must drop, and waiting changes.
+        """Return the files to add to the table, the paths to remove, and the waiting changes.
 
         The caller holds the publish lock, so the cursors do not move. The ledger is read after the
-        changes, so the corrections contain them.
+        changes, so the corrections include them.
 
         Raises:
             TableUnavailable: a file that the table lacks does not exist.
@@ -164,7 +160,7 @@ class TableComparison:
         changes = tuple(change.sequence for change in each_change(self.own.store, self.own.key))
         cut = _Cut(publication, self.own.store.published_until(self.own.key) or {}, (), table)
         differences = self._differences(cut, self._sides(cut, None).unequal)
-        missing = {entry for entry, often in differences.items() if often > 0}
+        missing = {entry for entry, count in differences.items() if count > 0}
         added: dict[str, ShardFile] = {
             file.path: (batch.shard, file)
             for batch in (self.own.store.each_batch(self.own.key) if missing else ())
@@ -174,14 +170,14 @@ class TableComparison:
         if absent := absent_files(self.own.place, list(added)):
             raise TableUnavailable(
                 f"The table {_shown(self.own.name)} cannot follow the ledger: {len(absent):,} "
-                f"files that it lacks do not exist ({named(absent)}). The table is left as it is. "
-                "Restore the files from a backup, or replay their batches."
+                f"files of the ledger do not exist ({path_list(absent)}). The table was not "
+                "changed. Restore the files from a backup, or replay their batches."
             )
-        surplus = {path for (path, _), often in differences.items() if often < 0}
+        surplus = {path for (path, _), count in differences.items() if count < 0}
         return tuple(added.values()), tuple(sorted(surplus)), changes
 
-    def _listed(self, cut: _Cut) -> set[int] | None:
-        """Return the hashes of the paths of all files of output; None without a table."""
+    def _existing(self, cut: _Cut) -> set[int] | None:
+        """Return the hashes of the paths of all output files; None without a table."""
         if cut.table is None:
             return None
         try:
@@ -212,30 +208,30 @@ class TableComparison:
                     )
                 return _Cut(before, cursors, changes, table)
         raise TableUnavailable(
-            f"The table {_shown(self.own.name)} was published to each of {CUTS_MAX} times that it "
-            "was looked at: try again."
+            f"The table {_shown(self.own.name)} changed during each of {CUTS_MAX} attempts to read "
+            "it: try again."
         )
 
-    def _sides(self, cut: _Cut, listed: Collection[int] | None) -> _Sides:
+    def _sides(self, cut: _Cut, existing: Collection[int] | None) -> _Sides:
         """Read both sides of a cut once.
 
-        `listed` has the hashes of existing paths, or is None to check no existence.
+        `existing` has the hashes of existing paths; with None, existence is not checked.
         """
         sums, sides = array("Q", bytes(8 * SUMS)), _Sides([])
-        coming, going = _expected(cut)
+        additions, removals = _expected(cut)
         for entry, sign in self._entries(cut):
             hashed = hash(entry)
             at = hashed % SUMS
             sums[at] = (sums[at] + sign * hashed) & _MASK
             path, records = entry
-            if path not in (coming if sign > 0 else going):
+            if path not in (additions if sign > 0 else removals):
                 sides.records += sign * records
             if sign > 0:
                 continue
             sides.files += 1
             sides.foreign += _foreign(path)
-            if listed is not None and hash(path) not in listed:
-                if len(sides.lookups) < LOOKED_UP_MAX:
+            if existing is not None and hash(path) not in existing:
+                if len(sides.lookups) < LOOKUPS_MAX:
                     sides.lookups.append(path)
                 else:
                     sides.others += 1
@@ -243,19 +239,19 @@ class TableComparison:
         return sides
 
     def _differences(self, cut: _Cut, unequal: Collection[int]) -> Differences:
-        """Return the files of some sums that differ unexpectedly."""
+        """Return the unexpected differences between the files of some sums."""
         indexes = set(unequal)
-        often: Counter[FileEntry] = Counter()
+        counts: Counter[FileEntry] = Counter()
         for entry, sign in self._entries(cut):
             if hash(entry) % SUMS in indexes:
-                often[entry] += sign
-                if not often[entry]:
-                    del often[entry]
-        coming, going = _expected(cut)
+                counts[entry] += sign
+                if not counts[entry]:
+                    del counts[entry]
+        additions, removals = _expected(cut)
         return {
-            entry: more
-            for entry, more in often.items()
-            if entry[0] not in (coming if more > 0 else going)
+            entry: count
+            for entry, count in counts.items()
+            if entry[0] not in (additions if count > 0 else removals)
         }
 
     def _entries(self, cut: _Cut) -> Iterator[tuple[FileEntry, int]]:
@@ -278,8 +274,8 @@ class TableComparison:
 
 def _expected(cut: _Cut) -> tuple[set[str], set[str]]:
     """Return the files that waiting changes add, and the files that they remove."""
-    coming = {file.path for change in cut.changes for file in change.added}
-    return coming, {path for change in cut.changes for path in change.removed}
+    additions = {file.path for change in cut.changes for file in change.added}
+    return additions, {path for change in cut.changes for path in change.removed}
 
 
 def _foreign(path: str) -> bool:
@@ -287,16 +283,16 @@ def _foreign(path: str) -> bool:
     return not path.startswith(f"{ATTEMPTS_FOLDER}/")
 
 
-def _at_most(most: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
+def _at_most(limit: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
     for number, item in enumerate(items):
-        if most is not None and number >= most:
-            raise TooManyFiles(most)
+        if limit is not None and number >= limit:
+            raise TooManyFiles(limit)
         yield item
 
 
-def _sentence(entry: FileEntry, more: int) -> str:
+def _sentence(entry: FileEntry, count: int) -> str:
     path, records = entry
-    if more > 0:
+    if count > 0:
         return f"The file {path} of {records} records is missing in the table."
     return f"The table contains a file that the ledger does not: {path} of {records} records."
 
@@ -307,8 +303,8 @@ def absent_files(place: OutputPlace, paths: Sequence[str]) -> list[str]:
     return [path for path, size in zip(paths, sizes, strict=True) if size is None]
 
 
-def named(paths: Sequence[str]) -> str:
-    """Return the first few paths and how many more there are, as part of a sentence."""
+def path_list(paths: Sequence[str]) -> str:
+    """Return the first few paths and the number of others, as part of a sentence."""
     more = f", and {len(paths) - NAMED_MAX:,} more" if len(paths) > NAMED_MAX else ""
     return ", ".join(paths[:NAMED_MAX]) + more
 

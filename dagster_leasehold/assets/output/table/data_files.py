@@ -1,8 +1,8 @@
 """Converts between files of the ledger and manifest entries, without reading the files.
 
 The bounds come from the writer. A file is in a partition if all its records are. All its records
-belong to one shard; they belong to one day if their event times are known and in this day. Any
-other file gets the spec that has only the shard, and readers exclude it by its bounds.
+belong to one shard; they belong to one day if their event times are known and within that day.
+Other files use a spec with only the shard, and readers exclude them by their bounds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FileForm:
-    """Makes the manifest entries of one table.
+    """Creates the manifest entries of one table.
 
     Attributes:
-        schema: the newest schema of the table.
-        specs: the specs for files, in the order in which they are tried.
+        specs: the specs for files, in order of preference.
         root: the location of the output, which precedes the paths of the ledger.
     """
 
@@ -93,7 +92,7 @@ class FileForm:
         }
 
     def _partition(self, shard: ShardId, file: LedgerFile) -> tuple[PartitionSpec, Record]:
-        """Return the first spec with one partition for all records of a file, and the partition."""
+        """Return the first spec with all records of a file in one partition, and the partition."""
         from pyiceberg.typedef import Record
 
         for spec in self.specs:
@@ -118,13 +117,10 @@ class FileForm:
 
 
 def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | None, LedgerFile]:
-    """Return the shard and the ledger's form of a manifest entry.
+    """Convert a manifest entry to its shard and the ledger's file.
 
-    The shard is None for a file of another program with an unknown shard or several shards.
-
-    Args:
-        schema: the newest schema of the table.
-        root: the location of the output.
+    The shard is None if the file comes from another program and has several shards, or an unknown
+    one.
     """
     from pyiceberg.conversions import from_bytes
     from pyiceberg.types import LongType

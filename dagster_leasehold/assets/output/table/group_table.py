@@ -1,4 +1,4 @@
-"""The published table of one group: opened to publish, read, compare or clean it."""
+"""Opens the published table of one group to publish, read, compare or clean it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,18 @@ def build_publisher(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     new_id: Callable[[], UUID] = uuid4,
 ) -> Publisher:
-    """Return the publisher of a group's output.
-
-    Raises:
-        TableUnavailable: the catalog cannot be opened.
-    """
+    """Return the publisher of a group's output."""
     io = PlaceIO(place, location_of(place))
     name = settings.table_name(catalog.name, key)
-    opened = open_catalog(catalog, name, store, io, lambda: new_id().hex)
-    own = GroupTable(store, key, name, opened, io, place)
+    table_catalog = open_catalog(catalog, name, store, io, lambda: new_id().hex)
+    own = GroupTable(store, key, name, table_catalog, io, place)
     return Publisher(own, settings, now_ms, new_id)
 
 
 def find_table(
     store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> tuple[OpenTable, PlaceIO] | None:
-    """Return the table of a group and the access to its metadata; None if nothing was published.
-
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached.
-    """
+    """Return the table of a group and the access to its metadata; None if nothing was published."""
     publication = store.publication(key)
     name = None if publication is None else publication.table
     if publication is None or name is None:
@@ -59,8 +51,8 @@ def find_table(
     table = open_catalog(catalog, name, store, io).find()
     if table is None and publication.number:
         raise TableUnavailable(
-            f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name} to which "
-            f"{key} publishes: name that catalog with its properties, or check whether the table "
+            f"Catalog {name.catalog} does not have the table {name.namespace}.{name.name} to which "
+            f"{key} publishes: set that catalog with its properties, or check whether the table "
             "was removed."
         )
     return None if table is None else (table, io)
@@ -69,17 +61,13 @@ def find_table(
 def comparison_of(
     store: LedgerAndRewrites, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> TableComparison | None:
-    """Return the comparison of a group's table with the ledger; None if nothing was published.
-
-    Raises:
-        TableUnavailable: the catalog cannot be opened.
-    """
+    """Return the comparison of a group's table with the ledger; None if nothing was published."""
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
     io = PlaceIO(place, location_of(place))
-    opened = open_catalog(catalog, publication.table, store, io)
-    return TableComparison(GroupTable(store, key, publication.table, opened, io, place))
+    table_catalog = open_catalog(catalog, publication.table, store, io)
+    return TableComparison(GroupTable(store, key, publication.table, table_catalog, io, place))
 
 
 def files_of_table(
@@ -87,18 +75,15 @@ def files_of_table(
 ) -> set[str]:
     """Return the data files that the snapshots of a group's table name, by their ledger paths.
 
-    Files of a newer state count, too, since the ledger can have been restored from a backup.
-
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached.
+    It includes the files of a newer state, because the ledger can be restored from a backup.
     """
     publication = store.publication(key)
     name = None if publication is None else publication.table
     if name is None and catalog.properties:
         raise TableUnavailable(
-            f"The output of {key} has metadata of a table, and its ledger knows of no table: it "
-            "was recreated, or restored from a backup. Publish it with `leasehold table create "
-            "--adopt` first, lest files of the table be removed."
+            f"The output of {key} has metadata of a table that its ledger does not name: the "
+            "ledger was recreated, or restored from a backup. To keep the files of the table, "
+            "first run `leasehold table create --adopt`."
         )
     io = PlaceIO(place, location_of(place))
     newest = open_catalog(catalog, name, store, io).newest_state()

@@ -1,18 +1,18 @@
-"""The files that a table names, for the removal of orphaned metadata and for vacuum.
+"""Lists the files that a table names, for the removal of orphaned metadata and for vacuum.
 
 A metadata file is an orphan once no snapshot names it: its snapshot has expired, it was merged, or
 its publication failed. It is removed when it is old, and only under the publish lock:
 
-1. Publisher A stages a snapshot, and freezes for longer than that age.
-2. The process that removes orphans takes the lock, with a higher epoch.
-3. A wakes up, and its commit is refused because its epoch is over. Without the lock, the table
-   would now name removed files.
+1. Publisher A stages a snapshot, and freezes until the staged files are old.
+2. The cleaner takes the lock, with a higher epoch, and removes the files.
+3. A resumes, and its commit is refused because its epoch is over. Without the lock, the table would
+   now name removed files.
 
-The process that removes can freeze between any two steps, too, while others publish for days:
+The cleaner can also freeze between any two steps, while others publish for days:
 
 1. It lists the old files, then reads the table, then checks that it still holds the lock.
-2. If it does, everything that others have staged is newer than the list.
-3. If it does not, it removes nothing, since its state of the table can be older than the list.
+2. If it does, all files that others have staged are newer than the list.
+3. If it does not, it removes no files, because its state of the table can be older than the list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
-    """Return the metadata files of an age, by the clock of the disk or store."""
+    """Return the metadata files older than an age, by the clock of the disk or store."""
     before_ns = place.now_ns() - int(older_than.total_seconds() * 1e9)
     return [
         entry.path
@@ -42,7 +42,7 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
 
 
 def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
-    """Return the metadata files that no state of the table names."""
+    """Return the metadata files that no snapshot of these tables names."""
     named = {
         location.removeprefix(f"{table.metadata.location}/")
         for table in tables
@@ -89,7 +89,6 @@ def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
 
 
 def _manifests(io: PlaceIO, table: OpenTable) -> list[ManifestFile]:
-    """Return the manifests of all snapshots, each once."""
     snapshots = table.metadata.snapshots
-    listed = (manifest for snapshot in snapshots for manifest in snapshot.manifests(io))
-    return list({manifest.manifest_path: manifest for manifest in listed}.values())
+    manifests = (manifest for snapshot in snapshots for manifest in snapshot.manifests(io))
+    return list({manifest.manifest_path: manifest for manifest in manifests}.values())

@@ -3,13 +3,13 @@
 A manifest has one spec. The added files of a snapshot go into one new manifest per spec. A manifest
 with a removed file is rewritten.
 
-Merges keep the entries of a shard together, so that the bounds in the manifest list lead a reader
-to the few manifests with files of its shards. Manifests have levels, as in a log-structured merge
-tree. New manifests have level 0. If `OVERLAP_MAX` manifests of a level can have files of the same
-shard, they are merged, sorted by shard, and cut into manifests of the next level. These cover fewer
-shards, until a manifest has one shard, and then grows. So an entry is rewritten as often as the
-logarithm of the number of publications, few manifests of each level have a shard, and no
-publication writes many entries.
+Merges keep the entries of a shard together, so that a reader needs only the few manifests whose
+bounds in the manifest list include its shards. Manifests have levels, as in a log-structured merge
+tree. New manifests have level 0. When `OVERLAP_MAX` manifests of a level can have files of the same
+shard, they are merged, sorted by shard, and split into manifests of the next level. Each of these
+covers fewer shards; a manifest with a single shard grows instead. So the number of rewrites of an
+entry is logarithmic in the number of publications, few manifests of each level contain a given
+shard, and no publication writes many entries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_leasehold.assets.output.table.schemas import shard_field, shard_place
+from dagster_leasehold.assets.output.table.schemas import shard_field, shard_index
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ OVERLAP_MAX = 4
 FILES_MAX = 2_048
 """The most files in a merged manifest; a manifest of one shard with half as many is final."""
 PIECE_MIN = 128
-"""The least number of files after which a merge begins another manifest for the next shards."""
+"""The smallest number of files after which a merge starts another manifest for the next shards."""
 PIECES = 400
-"""The approximate target for the number of manifests, as each publication writes their list."""
+"""The approximate target for the number of manifests, which each publication lists in a file."""
 MERGED_MAX = 2_048
-"""The most entries that the merges of one publication write, but for a single larger merge."""
+"""The most entries that the merges of one publication write, except in a single larger merge."""
 UNMOVABLE = 1_000
 """The level of manifests with entries of another writer, whose shard is unknown."""
 FORMAT = 2
@@ -47,14 +47,14 @@ _PARTITION = 3
 """The index of the partition in PyIceberg's record of a file."""
 _LEVEL = re.compile(r"-l(\d+)\.avro")
 _HIGHEST = b"\xff" * 8
-"""Higher than the bytes of any text."""
+"""Greater than the bytes of any text."""
 
 Group = tuple[int, int]
 """A spec, and a level."""
 
 
 def level_suffix(level: int) -> str:
-    """Return the end of the name of a manifest of a level."""
+    """Return the suffix of the name of a manifest of a level."""
     return f"-l{level}.avro"
 
 
@@ -63,13 +63,11 @@ class Manifests:
     """The manifests of one new snapshot.
 
     Attributes:
-        metadata: the metadata of the table, with its newest schema.
-        specs: the specs for files, in the order in which they are tried.
+        specs: the specs for files, in order of preference.
         snapshot: the id of the new snapshot.
         new_path: returns a location that was never used, for a manifest of a level.
-        written: the locations of written manifests.
         removed: the entries of removed files.
-        missing: the locations of files to remove that no manifest has.
+        missing: the locations of files to remove that are in no manifest.
     """
 
     io: FileIO
@@ -80,7 +78,7 @@ class Manifests:
     written: list[str] = field(default_factory=list[str])
     removed: list[DataFile] = field(default_factory=list["DataFile"])
     missing: set[str] = field(default_factory=set[str])
-    _shard_places: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
+    _shard_indexes: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
 
     def adding(self, files: Iterable[DataFile]) -> list[ManifestFile]:
         """Return new manifests of added files, one per spec."""
@@ -101,28 +99,27 @@ class Manifests:
         *,
         oldest_first: bool,
     ) -> list[ManifestFile]:
-        """Mark the files at these locations as removed, in the manifests that can have them."""
+        """Mark the files at these locations as removed in their manifests."""
         remaining = dict(locations)
         result = list(manifests)
         order = range(len(result)) if oldest_first else range(len(result) - 1, -1, -1)
-        for at in order:
+        for index in order:
             if not remaining:
                 break
-            bounds = self._bounds(result[at])
-            if _deletes(result[at]) or not any(
-                _within(each, bounds) for each in remaining.values()
-            ):
+            manifest = result[index]
+            bounds = self._bounds(manifest)
+            if _deletes(manifest) or not any(_within(each, bounds) for each in remaining.values()):
                 continue
-            entries = result[at].fetch_manifest_entry(self.io)
+            entries = manifest.fetch_manifest_entry(self.io)
             if remaining.keys().isdisjoint(entry.data_file.file_path for entry in entries):
                 continue
-            spec, level = _group(result[at])
-            result[at] = self._write(spec, level, self._thinned(entries, remaining))
+            spec, level = _group(manifest)
+            result[index] = self._write(spec, level, self._marked(entries, remaining))
         self.missing = set(remaining)
         return result
 
     def merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Merge some manifests, or move them to the current specs."""
+        """Merge manifests where due, and move old ones to the current specs."""
         groups: dict[Group, list[ManifestFile]] = {}
         result: list[ManifestFile] = []
         for manifest in manifests:
@@ -136,13 +133,13 @@ class Manifests:
         for spec, level in order:
             members = groups[spec, level]
             merged: set[str] = set()
-            for few in self._due((spec, level), members):
-                files = sum(map(_live_files, few))
+            for group in self._due((spec, level), members):
+                files = sum(map(_live_files, group))
                 if written and written + files > MERGED_MAX:
                     break
                 written += files
-                merged |= {each.manifest_path for each in few}
-                result += self._together(spec, level + 1, few, piece)
+                merged |= {each.manifest_path for each in group}
+                result += self._merge(spec, level + 1, group, piece)
             result += [each for each in members if each.manifest_path not in merged]
         return result
 
@@ -157,8 +154,8 @@ class Manifests:
             active = [each for each in active if each[0] >= lowest]
             active.append((highest, manifest))
             if len(active) == OVERLAP_MAX:
-                few = [each for _, each in active]
-                yield sorted(few, key=lambda each: each.min_sequence_number or 0)
+                overlap = [each for _, each in active]
+                yield sorted(overlap, key=lambda each: each.min_sequence_number or 0)
                 active = []
 
     def _by_shard(
@@ -166,8 +163,8 @@ class Manifests:
     ) -> list[tuple[tuple[bytes, bytes], ManifestFile]]:
         """Return the manifests that can be merged, each with its range of shards.
 
-        A small manifest gets the range of all shards. Otherwise there would be as many manifests as
-        shards if each publication had files of a few shards.
+        A small manifest gets the range of all shards. Otherwise publications with files of a few
+        shards would lead to one manifest per shard.
         """
         spans: list[tuple[tuple[bytes, bytes], ManifestFile]] = []
         for manifest in members:
@@ -179,55 +176,55 @@ class Manifests:
         return sorted(spans, key=lambda span: span[0])
 
     def _piece(self, manifests: Iterable[ManifestFile]) -> int:
-        """Return the number of files after which a merge begins another manifest."""
+        """Return the number of files after which a merge starts another manifest."""
         files = sum(map(_live_files, manifests))
         return max(PIECE_MIN, min(FILES_MAX, files // PIECES))
 
-    def _together(
+    def _merge(
         self, spec: int, level: int, manifests: Sequence[ManifestFile], piece: int
     ) -> list[ManifestFile]:
-        """Return new manifests of all entries, sorted by shard if the spec has the shard."""
+        """Write new manifests with all entries, sorted by shard if the spec has the shard."""
         entries = [entry for each in manifests for entry in each.fetch_manifest_entry(self.io)]
         by_spec: dict[int, list[ManifestEntry]] = {}
         for entry in entries:
             by_spec.setdefault(self._moved(spec, entry), []).append(_existing(entry))
         return [
-            self._write(own, UNMOVABLE if self._is_moved(own) else level, few)
+            self._write(own, UNMOVABLE if self._is_moved(own) else level, chunk)
             for own, members in sorted(by_spec.items())
-            for few in self._pieces(own, members, piece)
+            for chunk in self._pieces(own, members, piece)
         ]
 
     def _pieces(
         self, spec: int, entries: list[ManifestEntry], piece: int
     ) -> Iterator[list[ManifestEntry]]:
-        place = self._shard_place(spec)
-        if place is None:
+        index = self._shard_index(spec)
+        if index is None:
             yield from _chunks(entries)
             return
 
         def shard(entry: ManifestEntry) -> str:
-            return str(entry.data_file.partition[place])
+            return str(entry.data_file.partition[index])
 
-        few: list[ManifestEntry] = []
+        chunk: list[ManifestEntry] = []
         for _, own in itertools.groupby(sorted(entries, key=shard), shard):
             *full, last = _chunks(list(own))
-            if few and (full or len(few) + len(last) > piece):
-                yield few
-                few = []
+            if chunk and (full or len(chunk) + len(last) > piece):
+                yield chunk
+                chunk = []
             yield from full
-            few += last
-        yield few
+            chunk += last
+        yield chunk
 
     def _is_moved(self, spec: int) -> bool:
-        """Return True if a spec lacks the shard, and the current specs have it."""
-        if not self.specs or self._shard_place(spec) is not None:
+        """Return True if a spec lacks the shard while the current specs have it."""
+        if not self.specs or self._shard_index(spec) is not None:
             return False
-        return self._shard_place(self.specs[-1].spec_id) is not None
+        return self._shard_index(self.specs[-1].spec_id) is not None
 
     def _moved(self, spec: int, entry: ManifestEntry) -> int:
-        """Move an entry to the first current spec whose values it has; return its spec.
+        """Move an entry to the first current spec that fits it; return its spec.
 
-        The shard comes from its bounds, and the other values from its own spec.
+        The shard comes from its bounds, and the other values from its old spec.
         """
         from pyiceberg.typedef import Record
 
@@ -238,36 +235,36 @@ class Manifests:
         if not self._is_moved(spec) or lowest is None or lowest != highest or shard is None:
             return spec
         values: dict[int, object] = {
-            part.field_id: file.partition[place]
-            for place, part in enumerate(self.metadata.specs()[spec].fields)
+            part.field_id: file.partition[index]
+            for index, part in enumerate(self.metadata.specs()[spec].fields)
         }
         for own in self.specs:
-            place = self._shard_place(own.spec_id)
-            if place is None:
+            index = self._shard_index(own.spec_id)
+            if index is None:
                 continue
-            values[own.fields[place].field_id] = lowest.decode()
+            values[own.fields[index].field_id] = lowest.decode()
             partition = [values.get(part.field_id) for part in own.fields]
             if None not in partition:
                 file[_PARTITION] = Record(*partition)
                 return own.spec_id
         return spec
 
-    def _shard_place(self, spec: int) -> int | None:
-        if spec not in self._shard_places:
-            self._shard_places[spec] = shard_place(self.metadata, spec)
-        return self._shard_places[spec]
+    def _shard_index(self, spec: int) -> int | None:
+        if spec not in self._shard_indexes:
+            self._shard_indexes[spec] = shard_index(self.metadata, spec)
+        return self._shard_indexes[spec]
 
     def _bounds(self, manifest: ManifestFile) -> tuple[bytes, bytes] | None:
         """Return the lowest and the highest shard of a manifest; None if unknown."""
-        place = self._shard_place(manifest.partition_spec_id)
-        if place is None or not manifest.partitions:
+        index = self._shard_index(manifest.partition_spec_id)
+        if index is None or not manifest.partitions:
             return None
-        summary = manifest.partitions[place]
+        summary = manifest.partitions[index]
         if summary.contains_null or summary.lower_bound is None or summary.upper_bound is None:
             return None
         return summary.lower_bound, summary.upper_bound
 
-    def _thinned(
+    def _marked(
         self, entries: Iterable[ManifestEntry], remaining: dict[str, ShardId | None]
     ) -> Iterator[ManifestEntry]:
         from pyiceberg.manifest import ManifestEntryStatus
@@ -292,7 +289,7 @@ class Manifests:
         with write_manifest(
             FORMAT, specs[spec], self.metadata.schema(), output, self.snapshot, COMPRESSION
         ) as writer:
-            # PyIceberg writes a block per entry; one compressed block takes a seventh.
+            # PyIceberg writes one block per entry; a single block has a seventh of the size.
             avro: Any = writer._writer  # pyright: ignore[reportPrivateUsage]
             block: list[ManifestEntry] = []
             write_block, avro.write_block = avro.write_block, block.extend
@@ -303,7 +300,7 @@ class Manifests:
 
 
 def _group(manifest: ManifestFile) -> Group:
-    """Return the spec and the level of a manifest, which is 0 if another writer made it."""
+    """Return the spec and the level of a manifest; the level is 0 if another writer wrote it."""
     match = _LEVEL.search(manifest.manifest_path)
     return manifest.partition_spec_id, int(match[1]) if match else 0
 
@@ -314,12 +311,11 @@ def _within(shard: ShardId | None, bounds: tuple[bytes, bytes] | None) -> bool:
 
 
 def _chunks(entries: list[ManifestEntry]) -> list[list[ManifestEntry]]:
-    """Split entries into lists for one manifest each."""
     return [entries[first : first + FILES_MAX] for first in range(0, len(entries), FILES_MAX)]
 
 
 def _deletes(manifest: ManifestFile) -> bool:
-    """Return True for a manifest of another writer's delete files."""
+    """Return True if a manifest lists delete files of another writer."""
     from pyiceberg.manifest import ManifestContent
 
     return manifest.content != ManifestContent.DATA

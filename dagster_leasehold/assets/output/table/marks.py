@@ -1,16 +1,16 @@
 """The mark of a table: a property that names its newest publication.
 
-A property survives the expiry of snapshots, and the ancestors of the newest snapshot show a
+A property survives the expiry of snapshots, and the ancestors of the newest snapshot reveal a
 roll-back. Together they show what other programs did to the table:
 
-1. The mark names another publication than the lease store: one of the two was restored or
+1. The mark and the lease store name different publications: one of the two was restored or
    recreated, or another deployment publishes to the table.
-2. The snapshot of the mark exists, and is not an ancestor of the newest snapshot: the table was
+2. The snapshot of the mark exists, but is not an ancestor of the newest snapshot: the table was
    rolled back.
-3. The snapshot of the mark has expired: the number of records decides.
+3. The snapshot of the mark has expired: only the number of records is compared.
 
-After a change by another program, the number of records has to be the published one. So a rewrite
-that keeps the records needs no operator, and one that adds or deletes records stops publication.
+After a change by another program, the table must have the published number of records. So a rewrite
+that keeps the records needs no operator; adding or deleting records stops publication.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MARK_PROPERTY = "leasehold.mark"
 PUBLICATION_KEY = "leasehold.publication"
 REMEDY = (
-    "see with `leasehold verify` how they differ, then have the table follow the ledger with "
+    "run `leasehold verify` to see the differences, then make the table follow the ledger with "
     "`leasehold table create --adopt`"
 )
 
@@ -42,8 +42,8 @@ class Mark:
         sequence: the sequence number of its snapshot.
         number: the number of publications up to it.
         epoch: the epoch of the publish lock.
-        states: the location of the file that records, for each shard, how much is in the table.
-            See `shard_states`. Empty if the property was removed.
+        states: the location of the file that records the published part of each shard; see
+            `shard_states`. Empty if the property was removed.
     """
 
     publication: str
@@ -60,7 +60,7 @@ class Mark:
 def mark_of(metadata: TableMetadata) -> Mark | None:
     """Return the mark of a table; None if nothing was published.
 
-    If another program has removed the property, the newest snapshot of ours has the publication.
+    If another program has removed the property, our newest snapshot has the publication.
     """
     if (stored := metadata.properties.get(MARK_PROPERTY)) is not None:
         return Mark(**json.loads(stored))
@@ -76,7 +76,7 @@ def mark_of(metadata: TableMetadata) -> Mark | None:
 def table_records(io: FileIO, metadata: TableMetadata) -> int:
     """Return the number of records in a table's data files.
 
-    The newest snapshot has it. If another program left it out, the manifest list has it.
+    The number is in the newest snapshot or, if another program wrote it, in the manifest list.
     """
     current = metadata.current_snapshot()
     if current is None:
@@ -92,10 +92,10 @@ def table_records(io: FileIO, metadata: TableMetadata) -> int:
     )
 
 
-def table_trouble(
+def table_conflict(
     name: TableName, publication: Publication, metadata: TableMetadata | None, io: FileIO
 ) -> str | None:
-    """Return how another program has changed a table, or None if its records are unchanged.
+    """Return a sentence if another program has changed the records of a table, or None.
 
     The time does not depend on the size of the table.
     """
@@ -108,9 +108,9 @@ def table_trouble(
     if (mark.publication if mark else None) != publication.last:
         newest = mark.publication if mark else "there is none"
         return (
-            f"The newest publication in {table} ({newest}) is not one of this lease store, or not "
-            "its last: one of the two was restored or recreated, or another deployment publishes "
-            f"to it; {REMEDY}, or give the stream another table name."
+            f"The newest publication in {table} ({newest}) is not the last one of this lease "
+            "store: one of the two was restored or recreated, or another deployment publishes to "
+            f"the table. Either {REMEDY}, or give the stream another table name."
         )
     if mark is not None and _rolled_back(metadata, mark, publication.snapshot):
         return f"Another program has rolled back {table}: {REMEDY}."
@@ -120,7 +120,7 @@ def table_trouble(
 
 
 def rolled_back(metadata: TableMetadata, mark: Mark) -> bool:
-    """Return True if the snapshots show that a table was rolled back behind its mark."""
+    """Return True if the snapshots show that a table was rolled back to before its mark."""
     named = (each for each in metadata.snapshots if each.sequence_number == mark.sequence)
     return _rolled_back(metadata, mark, next((each.snapshot_id for each in named), None))
 
@@ -130,14 +130,15 @@ def _other_records(table: str, published: int, metadata: TableMetadata, io: File
     deletes = (current.summary or {}).get("total-delete-files") if current else None
     if deletes not in (None, "0"):
         return (
-            f"Another program has deleted records of {table}, which has {deletes} files of "
-            f"deletes: {REMEDY}."
+            f"Another program has deleted records of {table}, which has {deletes} delete files: "
+            f"{REMEDY}."
         )
-    more = table_records(io, metadata) - published
-    if not more:
+    surplus = table_records(io, metadata) - published
+    if not surplus:
         return None
-    what = f"added {more:,} records to" if more > 0 else f"removed {-more:,} records from"
-    return f"Another program has {what} {table}: {REMEDY}."
+    if surplus > 0:
+        return f"Another program has added {surplus:,} records to {table}: {REMEDY}."
+    return f"Another program has removed {-surplus:,} records from {table}: {REMEDY}."
 
 
 def _rolled_back(metadata: TableMetadata, mark: Mark, snapshot_id: int | None) -> bool:

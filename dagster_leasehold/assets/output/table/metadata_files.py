@@ -1,7 +1,7 @@
 """PyIceberg's access to a place of output: small metadata files, read and written as a whole.
 
-A file is durable before anything names it. PyIceberg's own access to stores is not used, so output
-and metadata use the same file systems and credentials.
+A file is durable before other metadata names it. PyIceberg's own storage access is not used, so
+output and metadata use the same file systems and credentials.
 """
 
 from __future__ import annotations
@@ -32,14 +32,10 @@ class PlaceIO(FileIO):
         self.location = location
 
     def write(self, location: str, content: bytes) -> None:
-        """Write a new file, durable in content and name.
-
-        Raises:
-            TableUnavailable: it cannot be written.
-        """
+        """Write a new file with durable content and name."""
         path = self._at(location)
         folder = self._place / self._relative(location).rpartition("/")[0]
-        with _reached(location, "written"):
+        with _checked_access(location, "written"):
             folder.make_folder(exist_ok=True)
             file = path.create()
             try:
@@ -51,21 +47,13 @@ class PlaceIO(FileIO):
             folder.sync_folder()
 
     def read(self, location: str) -> bytes | None:
-        """Return the content of a file, or None if it does not exist.
-
-        Raises:
-            TableUnavailable: it cannot be read.
-        """
-        with _reached(location, "read"):
+        """Return the content of a file, or None if it does not exist."""
+        with _checked_access(location, "read"):
             return self._at(location).content()
 
     def dated(self, folder: str) -> dict[str, int]:
-        """Return the files below a folder, each with the time of its last change.
-
-        Raises:
-            TableUnavailable: they cannot be listed.
-        """
-        with _reached(f"{self.location}/{folder}", "listed"):
+        """Return the files below a folder, each with the time of its last change."""
+        with _checked_access(f"{self.location}/{folder}", "listed"):
             return {
                 f"{self.location}/{entry.path}": entry.modified_ns
                 for entry in self._place.entries(folder)
@@ -86,14 +74,14 @@ class PlaceIO(FileIO):
         self._at(name).remove(missing_ok=True)
 
     def discard(self, locations: Iterable[str]) -> None:
-        """Delete files that nothing names, as far as that works; vacuum deletes the rest."""
-        for location in filter(self.has_place_for, locations):
+        """Delete unneeded files if possible; vacuum deletes the rest."""
+        for location in filter(self.contains, locations):
             try:
                 self.delete(location)
             except OSError:
                 continue
 
-    def has_place_for(self, location: str) -> bool:
+    def contains(self, location: str) -> bool:
         """Return True if the location is below this one."""
         return location.startswith(f"{self.location}/")
 
@@ -101,11 +89,11 @@ class PlaceIO(FileIO):
         return self._place / self._relative(location)
 
     def _relative(self, location: str) -> str:
-        if not self.has_place_for(location):
+        if not self.contains(location):
             raise LogCorrupt(
-                f"The table names {location}, which is not below {self.location}, where the "
-                "stream's output is: set the setting output back, or give the stream another table "
-                "name."
+                f"The table names {location}, which is not below the stream's output at "
+                f"{self.location}: change the setting output back, or give the stream another "
+                "table name."
             )
         return location.removeprefix(f"{self.location}/")
 
@@ -144,13 +132,12 @@ class _File(InputFile, OutputFile):
         return cast(OutputStream, _Whole(self))
 
     def put(self, content: bytes) -> None:
-        """Write the file."""
         self._files.write(self.location, content)
         self._bytes = len(content)
 
 
 class _Whole(io.BytesIO):
-    """A buffer that is written to a file when it is closed, except after an error."""
+    """A buffer that is written to a file when it is closed, unless an error occurred."""
 
     def __init__(self, file: _File) -> None:
         super().__init__()
@@ -171,13 +158,13 @@ class _Whole(io.BytesIO):
 
 
 @contextmanager
-def _reached(location: str, done: str) -> Generator[None]:
-    """Turn an error of the disk or store into a sentence with its consequences."""
+def _checked_access(location: str, done: str) -> Generator[None]:
+    """Convert an error of the disk or store to `TableUnavailable`."""
     try:
         yield
     except OSError as error:
         raise TableUnavailable(
             f"The table's metadata {location} cannot be {done} ({one_line(str(error))}): make sure "
-            "that the output can be reached. Output is committed as long as it can be written, and "
+            "that the output can be reached. Output that can be written is still committed, and "
             "published later."
         ) from error

@@ -1,16 +1,16 @@
-"""Catalogs that commit by themselves, before the lease store knows: REST, Glue, Hive and others.
+"""Catalogs that commit before the lease store does: REST, Glue, Hive and others.
 
 1. The request is written beside the metadata, and the lease store records the publication as the
    only pending one.
-2. The request is sent. It requires that the snapshot before it is the newest. The reply can be
+2. The request is sent. It requires that its base is still the newest snapshot. The reply can be
    lost, or the catalog can refuse the request.
-3. This lock or the next one settles the publication: the mark of the table shows if the request
-   arrived. Until then, each lock sends the same request and no other. A request whose requirements
-   no longer hold can never arrive, and is dropped.
+3. The holder of this lock or the next one settles the publication: the mark of the table shows
+   whether the request arrived. Until then, each holder sends only this request. A request whose
+   requirements no longer hold can never arrive, and is dropped.
 
-If another program rolls the table back to the base of a dropped request, the request can arrive
-late. Then the mark of the table names no publication of the lease store, and nothing is published
-until an operator adopts the table.
+If another program rolls the table back to the base of a dropped request, the request can still
+arrive. Then the mark of the table names a publication that the lease store has dropped, and nothing
+is published until an operator adopts the table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dagster_leasehold.assets.output.table.catalogs import (
 from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.shard_states import states_location
-from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, made
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, model_of
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY, CatalogSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line, without_secrets
@@ -53,14 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OtherCatalog(TableCatalog):
-    """A catalog of PyIceberg: REST, Glue, Hive, or another database.
-
-    Attributes:
-        store: has the pending publication.
-        catalog: PyIceberg's client, with a timeout for each call.
-        name: the name of the table.
-        io: stores the request, beside the metadata.
-    """
+    """A catalog of PyIceberg: REST, Glue, Hive, or another database."""
 
     store: Publications
     catalog: Catalog
@@ -74,7 +67,7 @@ class OtherCatalog(TableCatalog):
 
     @override
     def newest_state(self) -> OpenTable | None:
-        return None  # the catalog is never behind itself
+        return None  # the catalog has no newer state than its own
 
     @override
     def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
@@ -96,7 +89,7 @@ class OtherCatalog(TableCatalog):
         table = self.find()
         if table is None:
             raise TableUnavailable(
-                f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name}, "
+                f"Catalog {name.catalog} does not have the table {name.namespace}.{name.name}, "
                 "which was just created: check whether another program removes it."
             )
         return table
@@ -137,7 +130,7 @@ class OtherCatalog(TableCatalog):
             return self._commit(lock, table, publication)
         outcome = self.store.drop_publication(lock, publication)
         if isinstance(outcome, Settled):
-            # Its manifests stay as long as other files that nothing names.
+            # Its manifests are removed with other orphans.
             self.io.discard([self._request_at(table, publication)])
             if request is not None and not can_arrive:
                 self.io.discard([states_location(table.metadata.location, publication.id)])
@@ -161,7 +154,7 @@ class OtherCatalog(TableCatalog):
                 )
             self.catalog.commit_table(current, request.requirements, request.updates)
         except CommitFailedException as error:
-            # A proxy can have sent the request twice.
+            # A proxy can have sent the request twice, so it can have succeeded before.
             current = self._table()
             if current is None or not _has(current.metadata, publication):
                 raise PublicationRefused(
@@ -213,9 +206,9 @@ class OtherCatalog(TableCatalog):
 
     def _unavailable(self, error: Exception) -> TableUnavailable:
         return TableUnavailable(
-            f"Catalog {self.catalog.name} did not take the request "
-            f"({_reason(error, self.catalog.name)}). The same request is sent again later. Output "
-            "is committed meanwhile."
+            f"Catalog {self.catalog.name} did not accept the request "
+            f"({_reason(error, self.catalog.name)}). It is sent again later. Output is still "
+            "committed."
         )
 
 
@@ -226,12 +219,9 @@ def open_catalog(
     io: PlaceIO,
     new_name: Callable[[], str] = lambda: "",
 ) -> TableCatalog:
-    """Return the catalog of a table; without properties it is in the lease database.
+    """Return the catalog of a table; without properties, the lease database.
 
     PyIceberg reads secrets from the environment (`PYICEBERG_CATALOG__NAME__…`).
-
-    Raises:
-        TableUnavailable: PyIceberg cannot open it.
     """
     if not settings.properties or name is None:
         return LeaseDatabaseCatalog(store, io, new_name, name)
@@ -262,23 +252,23 @@ def _request(
         identifier=TableIdentifier(namespace=Namespace(list(_namespace(name))), name=name.name),
         requirements=(
             AssertTableUUID(uuid=metadata.table_uuid),
-            made(AssertRefSnapshotId, ref=MAIN_BRANCH, snapshot_id=publication.base),
-            made(AssertCurrentSchemaId, current_schema_id=metadata.current_schema_id),
-            made(AssertDefaultSpecId, default_spec_id=metadata.default_spec_id),
+            model_of(AssertRefSnapshotId, ref=MAIN_BRANCH, snapshot_id=publication.base),
+            model_of(AssertCurrentSchemaId, current_schema_id=metadata.current_schema_id),
+            model_of(AssertDefaultSpecId, default_spec_id=metadata.default_spec_id),
         ),
         updates=tuple(staging.updates),
     )
 
 
 def _can_arrive(request: CommitTableRequest, metadata: TableMetadata) -> bool:
-    """Return True if a table still fulfils all requirements of a request."""
+    """Return True if a table still meets all requirements of a request."""
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.table.update import update_table_metadata
 
     try:
         for requirement in request.requirements:
             requirement.validate(metadata)
-        # Commits to other branches use up sequence numbers.
+        # Commits to other branches increase the sequence number, too.
         update_table_metadata(metadata, request.updates)
     except (CommitFailedException, ValueError):
         return False
@@ -291,7 +281,7 @@ def _has(metadata: TableMetadata, publication: PlannedPublication) -> bool:
 
 
 def _reason(error: Exception, name: str) -> str:
-    """Return an error of a catalog without secrets, which the reply of a service can contain."""
+    """Return a catalog's error as text without secrets, which a service's reply can contain."""
     from pyiceberg.utils.config import Config
 
     text = str(error)

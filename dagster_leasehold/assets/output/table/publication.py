@@ -1,12 +1,13 @@
-"""Rules of a publication: the batches and changes that go into the next snapshots.
+"""Pure rules for a publication: the batches and changes of the next snapshots.
 
 Changes come first, in order; consecutive changes of one kind become one snapshot. The batches
-follow as one snapshot. All of them are one publication, which the table has as a whole or not.
+follow as one snapshot. Together they are one publication, which is in the table completely or not
+at all.
 
-A change whose files another program has rewritten cannot be published. A replacement (a replay or a
-compaction) is rejected as a whole: the table keeps its records, each once. An expiry removes the
-remaining files. A withdrawal stops the publication, as records that were read again would be in the
-table twice.
+A change whose files another program has rewritten cannot be published. A replay or a compaction is
+rejected as a whole, so the table still has each record once. An expiry removes the remaining files.
+A withdrawal stops the publication: otherwise records that were read again would be in the table
+twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dagster_leasehold.lease_store.roles.publications import Publications
 
 
 class Operation(StrEnum):
-    """The kind of a snapshot, as Iceberg names it."""
+    """The operation of a snapshot, as in Iceberg."""
 
     APPEND = "append"
     REPLACE = "replace"
@@ -55,9 +56,8 @@ class SnapshotPlan:
     Attributes:
         operation: append adds files, replace changes no record, delete adds no file.
         added: files by shard, in order.
-        removed: paths, with their shards where those are known.
+        removed: paths, with their shards if known.
         oldest_first: True if the removed files are the oldest of the table.
-        batches: the number of batches that it adds.
         without_deletes: True if it also removes the delete files of other programs.
     """
 
@@ -80,8 +80,6 @@ class PublicationPlan:
 
     Attributes:
         snapshots: in order; at least one if there is anything to publish.
-        ranges: the batches, by shard.
-        changes: the numbers of the changes.
         rejected: a sentence for each change that is rejected or incomplete.
         spans: the first and the last batch of each range.
         withdrawn: the shards with withdrawn batches.
@@ -122,10 +120,10 @@ def plan_publication(
     """Return the next publication, without snapshots if there is nothing to publish.
 
     Args:
-        backlog: committed batches behind the cursors.
+        backlog: committed batches that are not published.
         changes: the oldest unpublished changes, in order.
         changes_max: the limit of `changes`. If it is reached, batches wait for further changes.
-        missing: paths of files that changes remove and the table lacks.
+        missing: paths of files to remove that the table lacks.
 
     Raises:
         TableUnavailable: a withdrawal removes a file that the table lacks.
@@ -165,22 +163,22 @@ def _possible(
             lacking.difference_update(file.path for file in change.added)
             possible.append(change)
             continue
-        what = (
+        cause = (
             f"the {change.kind} of shard {change.shard} from batch {change.first} on removes "
             f"{removed_paths[0]}, which the table no longer names: another program has rewritten it"
         )
         if change.kind is ChangeKind.WITHDRAWAL:
             raise TableUnavailable(
-                f"Nothing can be published, since {what}. Records that were read again would be "
-                f"in the table twice: {REMEDY}."
+                f"Nothing can be published, because {cause}. Records that were read again would "
+                f"be in the table twice: {REMEDY}."
             )
         if change.kind is ChangeKind.EXPIRY:
             remaining = tuple(path for path in change.removed if path not in lacking)
             possible.append(replace(change, removed=remaining))
-            rejected.append(f"Expired records can stay in the table, since {what}.")
+            rejected.append(f"Expired records can stay in the table, because {cause}.")
         else:
             lacking.update(file.path for file in change.added)
-            rejected.append(f"A replacement was rejected, since {what}.")
+            rejected.append(f"A replacement was rejected, because {cause}.")
     return possible, rejected
 
 
@@ -197,7 +195,7 @@ def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
 
 
 def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
-    """Return the snapshot of consecutive changes, without files that only they add and remove."""
+    """Return the snapshot of consecutive changes, without files that they both add and remove."""
     added: dict[str, ShardFile] = {}
     removed: dict[str, ShardId | None] = {}
     for change in changes:

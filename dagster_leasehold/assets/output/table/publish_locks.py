@@ -1,4 +1,4 @@
-"""Takes the publish lock of a group, and reports on the publications under it."""
+"""Takes the publish lock of a group, and reports the publications under it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ class PublishReport:
     """The result of one publication, or of several under one lock.
 
     Attributes:
-        batches: the number of batches that were published.
         records: the number of records in their files.
-        changes: the number of published changes of earlier batches.
-        more: True if more waits for publication.
-        snapshot: the id of the table's newest snapshot; None if nothing was published.
-        explanation: why nothing was published, or empty.
+        changes: the number of published changes to earlier batches.
+        more: True if more batches or changes wait for publication.
+        explanation: the reason why nothing was published, or empty.
         rejected: a sentence for each change that was rejected.
     """
 
@@ -33,7 +31,7 @@ class PublishReport:
     snapshot: int | None = None
     rejected: tuple[str, ...] = ()
 
-    def and_then(self, later: PublishReport) -> PublishReport:
+    def plus(self, later: PublishReport) -> PublishReport:
         """Combine this report with a later one."""
         return PublishReport(
             self.batches + later.batches,
@@ -49,22 +47,22 @@ class PublishReport:
         """Return the text for the tick of the sensor."""
         if self.explanation:
             return self.explanation
-        changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
-        rest = " More is left to the next publication." if self.more else ""
+        changes = f", and {self.changes} changes to earlier ones" if self.changes else ""
+        rest = " The next publication has the rest." if self.more else ""
         published = f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
         return " ".join((published, *self.rejected))
 
 
-LOST = PublishReport(explanation="Another node has taken over.")
+LOST = PublishReport(explanation="Another node has taken over the publish lock.")
 STALE = PublishReport(
-    explanation="The ledger has changed meanwhile: the publication is planned again.", more=True
+    explanation="The ledger changed during the publication, which is planned again.", more=True
 )
 CREATED = PublishReport(
-    explanation="Another writer has created the table: the publication is planned again.", more=True
+    explanation="Another writer created the table: the publication is planned again.", more=True
 )
 
 
-def lock_of(
+def take_lock(
     store: Publications,
     key: GroupKey,
     name: TableName,
@@ -73,9 +71,9 @@ def lock_of(
     run: str = "",
     seen_epoch: int | None = None,
 ) -> PublishLock | PublishReport:
-    """Take the publish lock for one of these nodes; if none can, return a report that says why.
+    """Take the publish lock for one of these nodes, or return a report with the reason.
 
-    `nodes` maps names to incarnations; `{None: ""}` takes the lock for no node.
+    `nodes` maps names to incarnations; `{None: ""}` takes the lock without a node.
     """
     for node, incarnation in nodes.items():
         lock = store.take_publish_lock(key, node, incarnation, name, run=run, seen_epoch=seen_epoch)
@@ -85,7 +83,7 @@ def lock_of(
             return PublishReport(explanation=elsewhere(key, name, lock))
         assert isinstance(lock, LockTaken)
         return PublishReport(explanation=f"Node {lock.node or 'of another deployment'} publishes.")
-    return PublishReport(explanation="No node that this deployment serves is alive in the group.")
+    return PublishReport(explanation="No node of this deployment is alive in the group.")
 
 
 def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
@@ -93,7 +91,7 @@ def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
     table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
     if other.group == key:
         return (
-            f"The group publishes to the table {table}: name it in the settings, as "
-            f"{name.namespace}.{name.name} of catalog {name.catalog} is another one."
+            f"The group publishes to the table {table}, and the settings name "
+            f"{name.namespace}.{name.name} of catalog {name.catalog}: change the settings."
         )
     return f"Group {other.group} publishes to the table {table}: give this stream another name."

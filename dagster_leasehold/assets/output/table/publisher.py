@@ -1,12 +1,12 @@
-"""Publishing: committed files go from the ledger into the table of the group.
+"""Publishes committed files from the ledger into the table of the group.
 
-1. Check if the ledger has batches or changes that the table does not show. If not, stop.
+1. Check whether the ledger has batches or changes that the table does not show. If not, stop.
 2. Take the lock. Settle the pending publication, if any, and check that no other program has
    changed the records of the table.
-3. Stage columns, snapshots and expiry, in files that nothing names yet.
+3. Stage columns, snapshots and expiry, in files that no metadata names yet.
 4. Publish: the catalog switches to the staged state, and cursors and changes move with it.
 
-A publisher that is killed before step 4 has changed nothing, and vacuum removes the staged files.
+If a publisher is killed before step 4, the table is unchanged, and vacuum removes the staged files.
 Step 4 depends on the catalog: see `table.catalogs` and `table.other_catalog`.
 """
 
@@ -31,8 +31,8 @@ from dagster_leasehold.assets.output.table.marks import (
     REMEDY,
     Mark,
     mark_of,
+    table_conflict,
     table_records,
-    table_trouble,
 )
 from dagster_leasehold.assets.output.table.publication import (
     Operation,
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
 
 GROUP_KEY = "leasehold.group"
 ADOPTION_TAG = "before-adoption"
-"""The beginning of the tag of the snapshot before an adoption."""
+"""The prefix of the tag of the snapshot before an adoption."""
 NEW_TABLE_PROPERTIES = {
-    # The publisher removes metadata files itself; these are for other engines that commit.
+    # For commits of other engines: the publisher removes metadata files itself.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -86,10 +86,8 @@ class Publisher:
     """Publishes the output of one group.
 
     Attributes:
-        own: the table of the group, and its ledger.
-        settings: of the table.
-        now_ms: milliseconds of the Unix epoch, which date snapshots for people and time travel.
-        new_id: gives an id that was never used.
+        now_ms: returns milliseconds of the Unix epoch, to date snapshots for time travel.
+        new_id: returns an id that was never used.
     """
 
     own: GroupTable
@@ -113,15 +111,11 @@ class Publisher:
 
     @span("publication")
     def publish(self, lock: PublishLock) -> PublishReport:
-        """Publish waiting batches and changes, as one publication.
-
-        Raises:
-            TableUnavailable: the catalog or the output cannot be reached.
-        """
+        """Publish waiting batches and changes, as one publication."""
         note(stream=str(self.own.key.stream), group=str(self.own.key.group), epoch=lock.epoch)
         failpoints.reach("after_publish_lock")
-        # The table is read first. If the lock is still held then, only the pending publication can
-        # have changed the table in between.
+        # The table is read first. If the lock is still held afterwards, only the pending
+        # publication can have changed the table in between.
         table = self.own.catalog.find()
         now = self.own.store.publication(self.own.key)
         if now is None or now.epoch != lock.epoch:
@@ -129,8 +123,8 @@ class Publisher:
         if now.pending is not None:
             return self._settle(lock, table, now.pending, resend=True) or self.publish(lock)
         metadata = None if table is None else table.metadata
-        if trouble := table_trouble(self.own.name, now, metadata, self.own.io):
-            raise TableUnavailable(trouble)
+        if conflict := table_conflict(self.own.name, now, metadata, self.own.io):
+            raise TableUnavailable(conflict)
         changes = self.own.store.pending_changes(self.own.key)
         backlog = self.own.store.unpublished(self.own.key)
         if not changes and not backlog:
@@ -144,21 +138,21 @@ class Publisher:
             try:
                 return self._carry_out(lock, table, plan, more=more)
             except _FilesMissing as error:
-                # It ends: each plan leaves out at least one more change because of these files.
+                # The loop ends: each plan excludes at least one more change.
                 missing |= error.paths
 
     def adopt(
-        self, lock: PublishLock, tell: Callable[[str], None] = lambda _: None
+        self, lock: PublishLock, log: Callable[[str], None] = lambda _: None
     ) -> PublishReport:
-        """Make the table show what counts as published, in one snapshot.
+        """Make the table match the published part of the ledger, in one snapshot.
 
         First, a ledger that was restored from a backup is rolled forward to the table. Then files
         that the table lacks are added, and files that the ledger does not name are removed; a tag
-        keeps the snapshot before. A table without metadata is recreated. No file of records is
-        written or deleted.
+        keeps the snapshot before. A table without metadata is recreated. No data file is written or
+        deleted.
 
         Args:
-            tell: gets a sentence about each shard before it is rolled forward.
+            log: receives a sentence about each shard before it is rolled forward.
 
         Raises:
             TableUnavailable: the catalog or the output cannot be reached, or files of the table do
@@ -173,10 +167,10 @@ class Publisher:
         pending = None if now is None else now.pending
         if pending and (report := self._settle(lock, table, pending, resend=False)):
             return report
-        rolling = RollingForward(self.own, tell)
+        rolling = RollingForward(self.own, log)
         newest = self.own.catalog.newest_state()
         ahead = rolling.shards(newest)
-        if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
+        if newest is None or not (ahead or table is None or rolling.in_progress(newest)):
             ahead = rolling.shards(table)
         elif table is None and not lost_at:
             created = self.own.catalog.create(lock, newest.metadata)
@@ -184,15 +178,15 @@ class Publisher:
                 return LOST
             table = created
         else:
-            # The next state replaces the one that the restored pointer names.
+            # The next state replaces the state that the restored pointer names.
             at = table.at if table is not None else lost_at
             table, lost_at = OpenTable(newest.metadata, at), ""
             self._agreement.agree([columns_of_table(newest.metadata)])
         if rolling.carry_out(lock, ahead) is not None:
             return LOST
         added, removed, changes = self.comparison.corrections(table)
-        gone_files = dict.fromkeys(removed)
-        snapshot = SnapshotPlan(Operation.OVERWRITE, added, gone_files, without_deletes=True)
+        removed_files = dict.fromkeys(removed)
+        snapshot = SnapshotPlan(Operation.OVERWRITE, added, removed_files, without_deletes=True)
         plan = PublicationPlan((snapshot,), changes=changes)
         return self._carry_out(lock, table, plan, more=True, adopts=True, instead_of=lost_at)
 
@@ -208,19 +202,16 @@ class Publisher:
         outcome = self.own.catalog.settle(lock, table, pending, resend=resend)
         if isinstance(outcome, Stale):
             raise TableUnavailable(
-                f"A publication of {self.own.key} is in its table, and the ledger does not fit "
-                f"it: {REMEDY}."
+                f"A publication of {self.own.key} is in its table, but does not match the ledger: "
+                f"{REMEDY}."
             )
         return LOST if isinstance(outcome, LockOver) else None
 
     def remove_orphans(self, lock: PublishLock, *, older_than: timedelta) -> int:
-        """Remove metadata files that nothing names; return their number.
+        """Remove orphaned metadata files; return their number.
 
         Files are removed only while holding the lock, and never while a publication is pending,
-        which can still put its files into the table.
-
-        Raises:
-            TableUnavailable: the catalog does not answer.
+        because its request can still add its files to the table.
         """
         owned(self.own.store, self.own.place, again=True)
         # The order matters: see `table.maintenance`.
@@ -247,13 +238,8 @@ class Publisher:
     ) -> PublishReport:
         """Stage a plan on top of a state of the table, and commit it.
 
-        Args:
-            table: the state, or None if there is no table.
-            plan: the next publication.
-            more: True if more than the plan waits for publication.
-            adopts: True if the table adopts the ledger in all shards.
-            instead_of: the location of lost metadata, which the pointer names; the table starts
-                over.
+        With `adopts`, the table adopts the ledger in all shards. `instead_of` is the location of
+        lost metadata that the pointer names; the table is recreated.
         """
         owned(self.own.store, self.own.place)
         if instead_of:
@@ -289,7 +275,7 @@ class Publisher:
     def _staged(
         self, lock: PublishLock, table: OpenTable, plan: PublicationPlan, *, adopts: bool
     ) -> tuple[PlannedPublication, Staging]:
-        """Write the snapshots of a publication; return them with the row that records them."""
+        """Write the snapshots of a publication; return its row for the store, and the snapshots."""
         number, io, settings = self.new_id().hex, self.own.io, self.settings
         staging = Staging(
             io, table.metadata, self.now_ms(), self._snapshot_id, lambda: self.new_id().hex
@@ -337,10 +323,10 @@ class Publisher:
     def _states_after(
         self, before: TableMetadata, plan: PublicationPlan, *, adopts: bool
     ) -> States:
-        """Return how far the table will have each shard; see `shard_states`."""
+        """Return the part of each shard in the table after the plan; see `shard_states`."""
         states, mark = None, None if adopts else mark_of(before)
         if mark is not None:
-            # The ledger tells what a damaged file does not.
+            # Without a readable file, the states come from the ledger.
             with suppress(LogCorrupt):
                 states = read_states(self.own.io, mark.states)
         return states_after(self.own.store, self.own.key, states, plan)
@@ -352,7 +338,7 @@ class Publisher:
         if table.metadata.location.rstrip("/") != self.own.io.location:
             name = self.own.name
             raise TableUnavailable(
-                f"The table {name.namespace}.{name.name} lies at {table.metadata.location}, and "
-                f"the stream's output at {self.own.io.location}: set the setting output back, or "
+                f"The table {name.namespace}.{name.name} is at {table.metadata.location}, and the "
+                f"stream's output is at {self.own.io.location}: change the setting output back, or "
                 "give the stream another table name."
             )

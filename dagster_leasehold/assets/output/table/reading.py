@@ -1,6 +1,6 @@
 """Reads the published table: the plan of a scan, and its files in order.
 
-PyIceberg selects files by the bounds in the manifests, so a read costs what it reads. The name of a
+PyIceberg selects files by the bounds in the manifests, so only needed files are read. The name of a
 file has its batch numbers, which give the order within a shard.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EventSpan:
-    """Event times `[since, until)`; None is no bound. Both need a time zone.
+    """Event times `[since, until)`, each with a time zone; None means no bound.
 
     Raises:
         InvalidSetting: a time has no zone.
@@ -82,8 +82,7 @@ class PlannedFile:
     """A data file to read.
 
     Attributes:
-        numbers: of the batches in it; None for a file of another program.
-        records: the number of its records.
+        numbers: the numbers of its batches; None for a file of another program.
     """
 
     shard: ShardId
@@ -94,7 +93,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The files of one snapshot that can have the selected records, by shard and batch.
+    """The files of one snapshot that can contain the selected records, by shard and batch.
 
     Attributes:
         schema: the columns of the table as an Arrow schema; older files lack newer columns.
@@ -130,7 +129,7 @@ class TablePlan:
             LogCorrupt: a file is missing or damaged.
         """
         for file in self.files:
-            # The rows before a damaged part are yielded; they are correct.
+            # Rows before a damaged part are correct, and are yielded.
             with reading(file.path):
                 yield from self.dataset([file]).to_batches(batch_readahead=2)
 
@@ -149,11 +148,10 @@ def plan_table(
 
     Args:
         shards: only these shards; None for all.
-        span: leave out files without records of this span.
+        span: only files that can contain records of this span.
         snapshot_id: the id of an earlier snapshot.
 
     Raises:
-        TableUnavailable: the table or its catalog cannot be reached.
         OutputUnreadable: the table has no such snapshot, or another writer has written to it.
     """
     # It loads PyIceberg.
@@ -185,7 +183,8 @@ def plan_table(
         bound = (task.file.lower_bounds or {}).get(own.field_id) if own is not None else None
         if task.delete_files or (named is None and bound is None):
             raise OutputUnreadable(
-                f"Another program has changed {path} in the table of {key}: read it with an engine."
+                f"Another program has changed {path} in the table of {key}: read the table with "
+                "an engine."
             )
         # The name of a shard can look like batch numbers, so the bound in the table decides.
         shard = ShardId(bound.decode()) if bound is not None else named[0] if named else None
@@ -198,10 +197,10 @@ def plan_table(
 
 
 def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan) -> Any:
-    """Return PyIceberg's filter on the columns that the table has."""
+    """Return PyIceberg's filter on the existing columns of the table."""
     from pyiceberg import expressions
 
-    # A type checker reads their constructors wrongly.
+    # A type checker misreads their constructors.
     of: Any = expressions
     row_filter = of.AlwaysTrue()
     if shards is not None and shard_field(schema) is not None:
@@ -214,7 +213,7 @@ def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan
 
 
 def _position(file: PlannedFile) -> tuple[ShardId, int, str]:
-    """Return the position of a file by shard and batch; files of other programs come first."""
+    """Return the sort key of a file by shard and batch; files of other programs come first."""
     if file.numbers is None:
         return file.shard, -1, ""
     return file.shard, file.numbers.start, file.path.name

@@ -1,14 +1,14 @@
 """Rolls a ledger that was restored from a backup forward to its table, shard by shard.
 
-The states of the table (`shard_states`) have its end cursor of each shard. A shard whose checkpoint
+The states of the table (`shard_states`) have the end cursor of each shard. A shard whose checkpoint
 is before this end, or whose files differ, follows the table:
 
-1. The first batch whose files the table lacks, and all batches behind it, are removed: they were
+1. The first batch with files that the table lacks, and all later batches, are removed: they were
    replaced after the backup, or consumed again after the restoration.
-2. The files of the table that the remaining batches do not name replace them.
-3. Files in quarantine are in no table: the ledger keeps the ones that it knows, and lacks others.
+2. They are replaced with the files of the table that the other batches do not name.
+3. Files in quarantine are not in the table: the ledger keeps those in its rows, and loses others.
 
-A shard that was consumed beyond the end in the table keeps its ledger. The table follows it.
+A shard that was consumed beyond its end in the table keeps its ledger; the table follows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
-from dagster_leasehold.assets.output.table.comparison import absent_files, named
+from dagster_leasehold.assets.output.table.comparison import absent_files, path_list
 from dagster_leasehold.assets.output.table.data_files import ledger_file
 from dagster_leasehold.assets.output.table.maintenance import current_entries
 from dagster_leasehold.assets.output.table.marks import Mark, mark_of, rolled_back
@@ -33,8 +33,8 @@ from dagster_leasehold.lease_store.rules.rolling_forward import may_follow, unse
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 
-TOLD_MAX = 20
-"""The most shards that are listed with a sentence."""
+LOGGED_MAX = 20
+"""The most shards that are logged one by one."""
 
 
 @dataclass(slots=True)
@@ -42,11 +42,9 @@ class _Shard:
     """One shard of the table, compared with the batches of the ledger in order.
 
     Attributes:
-        state: of the shard in the table.
-        head: of its ledger; None if the ledger lacks the shard.
         files: files of the table that no batch has named so far.
         border: the first batch to remove.
-        quarantined: the files in quarantine of batches to remove.
+        quarantined: the quarantined files of batches to remove.
     """
 
     state: ShardState
@@ -58,7 +56,7 @@ class _Shard:
     _remaining: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
 
     def take(self, batch: Batch) -> None:
-        """Compare the next batch; batches that share a merged file stay or go together."""
+        """Compare the next batch; batches that share a merged file are treated as one."""
         if self.border is None:
             if not any(self._remaining.values()):
                 self._keep()
@@ -84,7 +82,7 @@ class _Shard:
         self._joined.clear()
 
     def ahead(self, shard: ShardId, mark: Mark) -> ShardAhead | None:
-        """Return the part that only the table has, after all batches; or None."""
+        """Return the part of the shard that only the table has, or None; call it after `take`."""
         self._keep()
         state, head = self.state, self.head
         if self.border is not None:
@@ -110,13 +108,9 @@ class _Shard:
 
 
 def shards_ahead(own: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
-    """Return the shards with more batches in the table than in the ledger, unknown ones first.
+    """Return the shards with more batches in the table than in the ledger.
 
-    Args:
-        own: has the ledger.
-        table: the state of the table to compare with.
-        mark: of that state.
-        states: the states that the mark names.
+    Shards that are missing in the ledger come first.
 
     Raises:
         TableUnavailable: the shard of a file is unknown.
@@ -152,7 +146,7 @@ def _files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[ShardId, DataFile]]:
             raise TableUnavailable(
                 f"The ledger cannot follow its table: the file {file.path}, which another program "
                 "wrote, has records of several shards. Nothing was changed. Roll the table back "
-                "to a snapshot before it, and repeat this."
+                "to an earlier snapshot, and repeat this."
             )
         yield shard, file
 
@@ -162,14 +156,13 @@ class RollingForward:
     """Rolls the ledger of a group forward to its table.
 
     Attributes:
-        own: the table and the ledger.
-        tell: gets a sentence about each shard before it is changed.
+        log: receives a sentence about each shard before it is changed.
     """
 
     own: GroupTable
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
-    def on_the_way(self, table: OpenTable) -> bool:
+    def in_progress(self, table: OpenTable) -> bool:
         """Return True if an earlier process has rolled some shards forward to this state."""
         mark = mark_of(table.metadata)
         return mark is not None and self._publication().last == unsettled_id(mark.publication)
@@ -186,15 +179,15 @@ class RollingForward:
             return []
         states = read_states(self.own.io, mark.states)
         if states is None or rolled_back(table.metadata, mark):
-            self.tell("The table does not record how much it has of each shard: the ledger stays.")
+            self.log("The table does not record its part of each shard: the ledger is unchanged.")
             return []
         ahead = shards_ahead(self.own, table, mark, states)
         paths = [file.path for each in ahead for file in each.files if not file.quarantine]
         if absent := absent_files(self.own.place, paths):
             raise TableUnavailable(
                 f"The ledger cannot follow the table: {len(absent):,} files that the table names "
-                f"do not exist ({named(absent)}). Nothing was changed. Restore the files from a "
-                f"backup. To have the table follow the ledger instead, remove {mark.states}."
+                f"do not exist ({path_list(absent)}). Nothing was changed. Restore the files from "
+                f"a backup. To make the table follow the ledger instead, remove {mark.states}."
             )
         return ahead
 
@@ -202,13 +195,13 @@ class RollingForward:
         """Roll shards forward, each in its own transaction.
 
         Raises:
-            TableUnavailable: a run has changed the ledger of a shard meanwhile.
-            UnknownShard: an ordered group does not have one of them.
+            TableUnavailable: a run has changed the ledger of a shard in the meantime.
+            UnknownShard: an ordered group lacks one of these shards.
         """
-        for each in ahead[:TOLD_MAX]:
-            self.tell(f"Shard {each.shard} is rolled forward: {each}.")
-        if len(ahead) > TOLD_MAX:
-            self.tell(f"So are {len(ahead) - TOLD_MAX:,} more shards.")
+        for each in ahead[:LOGGED_MAX]:
+            self.log(f"Shard {each.shard} is rolled forward: {each}.")
+        if len(ahead) > LOGGED_MAX:
+            self.log(f"{len(ahead) - LOGGED_MAX:,} more shards are rolled forward.")
         for each in ahead:
             outcome = self.own.store.roll_forward(lock, each)
             if isinstance(outcome, LockOver):

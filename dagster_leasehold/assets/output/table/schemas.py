@@ -1,7 +1,7 @@
 """Schema, partitioning and sort order of a table, from agreed columns and settings.
 
 Data files have no field ids. The property `schema.name-mapping.default` maps their columns to the
-fields of the table, and a field keeps its id.
+fields of the table, which keep their ids.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ _SHARD: Column = {"name": SHARD_COLUMN, "type": "string"}
 def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
     """Return a table's schema with all agreed columns; its fields keep their ids and wider types.
 
-    It is the given schema itself if there is nothing to add or to widen. A new table has at least
-    the column that all files will have, as engines cannot read a table without columns.
+    It is the given schema itself if there is nothing to add or to widen. A new table gets at least
+    the column of the shard, because engines cannot read a table without columns.
 
     Args:
-        schema: the newest of the table; None before there is a table.
-        columns: that files can have.
+        schema: the newest schema of the table; None for a new table.
         last_id: the highest field id that the table has ever used.
     """
     from pyiceberg.schema import Schema as IcebergSchema
@@ -73,10 +72,10 @@ def name_mapping(schema: Schema) -> str:
 
 
 def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[PartitionSpec]:
-    """Return the specs for files, in the order in which they are tried for a file.
+    """Return the specs for files, in order of preference.
 
     The first has all fields of the partitioning, if the table has their columns. The second has
-    only the shard, for files across midnight or without an event time. A spec that the table has
+    only the shard, for files across midnight or without event times. A spec that already exists
     keeps its number.
     """
     from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField
@@ -124,23 +123,23 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
     return specs
 
 
-def shard_place(metadata: TableMetadata, spec_id: int) -> int | None:
+def shard_index(metadata: TableMetadata, spec_id: int) -> int | None:
     """Return the position of the shard among the fields of a spec, or None."""
     from pyiceberg.transforms import IdentityTransform
 
     shard = shard_field(metadata.schema())
-    for place, field in enumerate(metadata.specs()[spec_id].fields):
+    for index, field in enumerate(metadata.specs()[spec_id].fields):
         if (
             shard is not None
             and field.source_id == shard.field_id
             and isinstance(field.transform, IdentityTransform)
         ):
-            return place
+            return index
     return None
 
 
 def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:
-    """Return the sort order with number 1; None without one, or if a column is missing."""
+    """Return the sort order with number 1; None if it is empty or a column is missing."""
     from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
     from pyiceberg.table.sorting import SortOrder as IcebergOrder
     from pyiceberg.transforms import IdentityTransform
@@ -165,7 +164,7 @@ def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:
 
 
 def _field_of(schema: Schema, name: str) -> NestedField | None:
-    """Return a column of records, if the table has it in the type of records."""
+    """Return a column of records, if the table has it with its original type."""
     from pyiceberg.types import StringType, TimestamptzType
 
     kind = TimestamptzType if name == TIME_COLUMN else StringType

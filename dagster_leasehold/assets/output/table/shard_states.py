@@ -1,13 +1,13 @@
-"""A file beside the table's metadata that records how much of each shard the table has.
+"""A file beside the table's metadata that records the published part of each shard.
 
 A lease database that is restored from a backup lacks commits whose output is in the table. The data
-files do not have the cursors of their batches. So each publication writes them into a new file,
-which the mark of the table names. The file is removed once the next publication is settled; vacuum
-removes the files of a killed publisher.
+files do not contain the cursors of their batches. So each publication writes the cursors into a new
+file, which the mark of the table names. The file is removed once the next publication is settled;
+vacuum removes the files of a killed publisher.
 
 Each publication updates the shards with published batches. After a forced checkpoint, the state of
-a shard comes from the ledger. A shard whose ledger changes during this lookup has no state until it
-is published again.
+a shard is read from the ledger. If the ledger of a shard changes during this read, the shard has no
+state until its next publication.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _LEVEL = 1
 
 
 class ShardState(NamedTuple):
-    """The part of a shard that a table has.
+    """The part of a shard that is in a table.
 
     Attributes:
         start: the start cursor of its first batch.
         end: the end cursor of its last batch.
         next_number: the number of the next batch.
-        epoch: the last tenure that committed it.
+        epoch: the epoch of the last tenure that committed it.
     """
 
     start: str
@@ -58,11 +58,7 @@ def states_location(root: str, publication: str) -> str:
 
 
 def write_states(io: PlaceIO, location: str, states: States) -> None:
-    """Write the states of all shards into a new file.
-
-    Raises:
-        TableUnavailable: it cannot be written.
-    """
+    """Write the states of all shards into a new file."""
     content = json.dumps(states, separators=(",", ":")).encode()
     io.write(location, gzip.compress(content, _LEVEL, mtime=0))
 
@@ -72,7 +68,6 @@ def read_states(io: PlaceIO, location: str) -> dict[ShardId, ShardState] | None:
 
     Raises:
         LogCorrupt: it is damaged.
-        TableUnavailable: it cannot be read.
     """
     content = io.read(location) if location else None
     if content is None:
@@ -82,8 +77,8 @@ def read_states(io: PlaceIO, location: str) -> dict[ShardId, ShardState] | None:
         return {ShardId(shard): ShardState(*state) for shard, state in values.items()}
     except (OSError, EOFError, ValueError, TypeError) as error:
         raise LogCorrupt(
-            f"The file {location}, which records how much of each shard the table has, is "
-            "damaged: restore it from a backup, or remove it to follow the ledger instead."
+            f"The file {location}, which records the published part of each shard, is damaged: "
+            "restore it from a backup, or remove it to follow the ledger instead."
         ) from error
 
 
@@ -105,7 +100,7 @@ def states_after(
             states.pop(shard, None)
             states |= _looked_up(store, key, shard)
     if looked_up is None or looked_up:
-        # The lookup can have seen withdrawals that this publication does not have.
+        # The lookup can include withdrawals that are not in this publication.
         for change in each_change(store, key, after=max(plan.changes, default=0)):
             if change.kind is ChangeKind.WITHDRAWAL and (
                 looked_up is None or change.shard in looked_up
@@ -119,7 +114,7 @@ def states_after(
 def _looked_up(
     store: LedgerAndRewrites, key: GroupKey, shard: ShardId | None = None
 ) -> dict[ShardId, ShardState]:
-    """Return the states of one shard or of all, by the published part of the ledger."""
+    """Return the states of one shard or of all, from the published part of the ledger."""
     cursors = store.published_until(key, None if shard is None else [shard]) or {}
     states: dict[ShardId, ShardState] = {}
     for batch in store.each_batch(key, shard):

@@ -1,7 +1,7 @@
 """The next metadata of a table, staged as updates: columns, snapshots and expiry.
 
-All files get names that were never used. They count only once a catalog takes the updates, or the
-pointer of the default catalog moves. This module knows neither catalog, lease store nor clock.
+All files get names that were never used. They take effect once a catalog accepts the updates, or
+the pointer of the default catalog moves. This module uses no catalog, lease store or clock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXPIRED_AT_ONCE = 10
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def made(kind: type[Model], **values: Any) -> Model:
+def model_of(kind: type[Model], **values: Any) -> Model:
     """Return one of PyIceberg's models by the Python names of its fields.
 
     Its constructors take the names in JSON.
@@ -58,13 +58,11 @@ class Staging:
     """The next metadata of a table, step by step.
 
     Attributes:
-        metadata: the metadata with all updates so far.
         now_ms: milliseconds of the Unix epoch, for snapshots.
         new_id: returns a snapshot id that was never used.
         new_name: returns a name that was never used.
-        updates: all updates so far.
         written: the locations of written files.
-        missing: the paths, in the ledger, of files to remove that the table lacks.
+        missing: the ledger paths of files to remove that the table lacks.
         specs: the specs for files, after `evolve`; see `file_specs`.
     """
 
@@ -81,7 +79,7 @@ class Staging:
     def evolve(self, columns: Columns, partitioning: Sequence[str], order: Sequence[str]) -> None:
         """Add agreed columns, and the partitioning once the table has its columns.
 
-        A new spec becomes the default of engines. A default that another writer sets later stays.
+        A new spec becomes the default for engines, until another writer sets another default.
         """
         from pyiceberg.table.update import (
             AddPartitionSpecUpdate,
@@ -99,38 +97,39 @@ class Staging:
             number = max(each.schema_id for each in self.metadata.schemas) + 1
             schema = schema.model_copy(update={"schema_id": number})
             self._apply(
-                made(AddSchemaUpdate, schema=schema), made(SetCurrentSchemaUpdate, schema_id=number)
+                model_of(AddSchemaUpdate, schema=schema),
+                model_of(SetCurrentSchemaUpdate, schema_id=number),
             )
         if self.metadata.properties.get(MAPPING_PROPERTY) != (mapping := name_mapping(schema)):
-            self._apply(made(SetPropertiesUpdate, updates={MAPPING_PROPERTY: mapping}))
+            self._apply(model_of(SetPropertiesUpdate, updates={MAPPING_PROPERTY: mapping}))
         self.specs = file_specs(self.metadata, partitioning)
         earlier = self.metadata.specs()
         for spec in sorted(self.specs, key=lambda each: each.spec_id):
             if spec.spec_id not in earlier:
-                self._apply(made(AddPartitionSpecUpdate, spec=spec))
+                self._apply(model_of(AddPartitionSpecUpdate, spec=spec))
         if (first := self.specs[0].spec_id) not in earlier:
-            self._apply(made(SetDefaultSpecUpdate, spec_id=first))
+            self._apply(model_of(SetDefaultSpecUpdate, spec_id=first))
         if len(self.metadata.sort_orders) == 1 and (sorting := sort_order(schema, order)):
             self._apply(
-                made(AddSortOrderUpdate, sort_order=sorting),
-                made(SetDefaultSortOrderUpdate, sort_order_id=1),
+                model_of(AddSortOrderUpdate, sort_order=sorting),
+                model_of(SetDefaultSortOrderUpdate, sort_order_id=1),
             )
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Set the properties that have another value."""
+        """Set the properties whose values differ."""
         from pyiceberg.table.update import SetPropertiesUpdate
 
         before = self.metadata.properties
         new = {name: value for name, value in properties.items() if before.get(name) != value}
         if new:
-            self._apply(made(SetPropertiesUpdate, updates=new))
+            self._apply(model_of(SetPropertiesUpdate, updates=new))
 
     def add(
         self, plan: SnapshotPlan, summary: Mapping[str, str], *, empty: bool = False
     ) -> int | None:
         """Write and add a snapshot, and return its id; None if it changes nothing.
 
-        With `empty`, a snapshot without a change is added, too.
+        With `empty`, also add a snapshot without a change.
         """
         from pyiceberg.manifest import write_manifest_list
         from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -160,7 +159,7 @@ class Staging:
         ) as writer:
             writer.add_manifests(files)
         self.written += [*manifests.written, location]
-        snapshot = made(
+        snapshot = model_of(
             Snapshot,
             snapshot_id=snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -171,8 +170,8 @@ class Staging:
             schema_id=self.metadata.current_schema_id,
         )
         self._apply(
-            made(AddSnapshotUpdate, snapshot=snapshot),
-            made(
+            model_of(AddSnapshotUpdate, snapshot=snapshot),
+            model_of(
                 SetSnapshotRefUpdate,
                 ref_name=MAIN_BRANCH,
                 type=SnapshotRefType.BRANCH,
@@ -182,17 +181,19 @@ class Staging:
         return snapshot_id
 
     def tag(self, name: str, snapshot_id: int) -> None:
-        """Tag a snapshot, which keeps it until the tag is removed."""
+        """Tag a snapshot, so that it is kept until the tag is removed."""
         from pyiceberg.table.refs import SnapshotRefType
         from pyiceberg.table.update import SetSnapshotRefUpdate
 
         tag = SnapshotRefType.TAG
-        self._apply(made(SetSnapshotRefUpdate, ref_name=name, type=tag, snapshot_id=snapshot_id))
+        self._apply(
+            model_of(SetSnapshotRefUpdate, ref_name=name, type=tag, snapshot_id=snapshot_id)
+        )
 
     def expire(self, keep: int) -> tuple[int, ...]:
-        """Expire the oldest snapshots beyond a number to keep, and return their ids.
+        """Expire all but the `keep` newest snapshots, and return their ids.
 
-        A snapshot of a branch or a tag stays.
+        Snapshots with a branch or a tag do not expire.
         """
         from pyiceberg.table.update import RemoveSnapshotsUpdate
 
@@ -201,15 +202,15 @@ class Staging:
         surplus = snapshots[: max(0, len(snapshots) - keep)]
         ids = [each.snapshot_id for each in surplus if each.snapshot_id not in named]
         if ids := ids[:EXPIRED_AT_ONCE]:
-            self._apply(made(RemoveSnapshotsUpdate, snapshot_ids=ids))
+            self._apply(model_of(RemoveSnapshotsUpdate, snapshot_ids=ids))
         return tuple(ids)
 
     def _next_ms(self) -> int:
         """Return a time later than all times in the metadata.
 
-        The clock of this host can be behind the clock of an earlier publisher, and PyIceberg dates
-        some changes by the clock of the host. Engines in Java refuse metadata that is older than
-        the newest snapshot in its log.
+        The clock of this host can be behind that of an earlier publisher, and PyIceberg dates some
+        changes by the host's clock. Engines in Java refuse metadata that is older than its newest
+        snapshot.
         """
         log = self.metadata.snapshot_log
         newest = max((entry.timestamp_ms for entry in log), default=0)
@@ -287,11 +288,11 @@ def _summary(
         metrics.remove_file(file)
     before: dict[str, str] | None = None
     if parent is not None:
-        # PyIceberg takes an empty summary for the one of an empty table.
+        # PyIceberg treats an empty summary as the summary of an empty table.
         before = {"": ""} | (parent.summary.additional_properties if parent.summary else {})
         if plan.without_deletes:
             before |= {name: "0" for name in before if "delete" in name}
     summary = Summary(IcebergOperation.APPEND, **metrics.to_dict(), **own)
-    # PyIceberg refuses to count for a replacement.
+    # PyIceberg cannot count for the operation `replace`.
     operation = IcebergOperation(plan.operation.value)
     return update_snapshot_summaries(summary, before).model_copy(update={"operation": operation})

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.consuming.consumption import TURN_S
+from dagster_leasehold.assets.consuming.consumption import SHARED_SLOT_BUDGET_S
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
@@ -119,7 +119,7 @@ def test_a_due_record_is_committed_together_with_those_of_other_shards(scene: Sc
     assert [(shard, end) for _, shard, end in later] == [("0", "11"), ("1", "15")]
     assert len(scene.world.sweeper.sweeps) == 2, "one job serves both"
     age_s = later[0][0] - 25.3
-    assert 10.0 - scene.pace.look_s <= age_s <= 10.0 + SWEEP_S
+    assert 10.0 - scene.pace.poll_s <= age_s <= 10.0 + SWEEP_S
 
 
 def test_a_steady_stream_has_one_batch_per_shard_and_interval(scene: Scene) -> None:
@@ -135,7 +135,7 @@ def test_a_run_with_nothing_due_starts_no_spark_job_and_makes_few_requests(scene
     scene.follow()
     assert len(scene.world.sweeper.sweeps) == 1
     assert scene.calls["review"] <= 60 / ANSWER_S + 3
-    assert scene.calls["bounds"] <= 60 / scene.pace.look_s + 5
+    assert scene.calls["bounds"] <= 60 / scene.pace.poll_s + 5
     assert scene.calls["wait"] <= 2 * 60
 
 
@@ -198,7 +198,7 @@ def test_a_waiting_run_reacts_within_a_second(scene: Scene, what: str) -> None:
         elif what == "definition":
             scene.asked.append(RunRequests(stop=True))
         elif what == "let go":
-            scene.asked.append(RunRequests(let_go=frozenset(world.ids)))
+            scene.asked.append(RunRequests(release=frozenset(world.ids)))
         else:
             world.beat.trusted = False
 
@@ -231,7 +231,7 @@ def test_a_run_that_does_not_know_its_open_shards_ends(scene: Scene, verb: str) 
         raise OutcomeUnknown("The reply was lost.")
 
     object.__setattr__(store, verb, unanswered)
-    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(release=frozenset([ZERO]))))
     reports = scene.follow()
     assert {each.stopped for each in reports.values()} <= {
         StopReason.FAILED, StopReason.STOP_REQUESTED
@@ -256,7 +256,7 @@ def test_a_release_that_the_store_lost_is_repeated(scene: Scene) -> None:
         note_run()
 
     scene.at(20.0, lambda: backups.append(store.backup()))
-    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(release=frozenset([ONE]))))
     scene.at(25.0, fail_over)
     scene.at(25.0 + 2 * ANSWER_S, note_run)
     reports = scene.follow()
@@ -265,7 +265,7 @@ def test_a_release_that_the_store_lost_is_repeated(scene: Scene) -> None:
 
 
 def test_a_run_releases_one_shard_and_follows_the_others(scene: Scene) -> None:
-    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(release=frozenset([ZERO]))))
     scene.append_at(40.0, ZERO)
     scene.append_at(40.0, ONE)
     reports = scene.follow()
@@ -334,7 +334,7 @@ def test_a_run_about_to_end_opens_a_shard_that_it_is_offered(scene: Scene) -> No
 
 
 def test_a_released_shard_can_be_opened_again(scene: Scene) -> None:
-    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(release=frozenset([ONE]))))
     scene.append_at(25.0, ONE)
     scene.at(30.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
     reports = scene.follow()
@@ -353,11 +353,11 @@ def test_a_finishing_run_ends_at_the_end_of_the_log(tmp_path: Path) -> None:
 
 def test_a_finishing_run_leaves_remaining_records_after_its_budget(tmp_path: Path) -> None:
     scene = Scene(World(tmp_path, records=40, records_max=4))
-    scene.world.sweeper.before = lambda: scene.pass_time(TURN_S / 2)
+    scene.world.sweeper.before = lambda: scene.pass_time(SHARED_SLOT_BUDGET_S / 2)
     scene.asked = [RunRequests(finish=True)] * 100
     reports = scene.follow()
     assert {each.stopped for each in reports.values()} == {StopReason.BUDGET_ENDED}
-    assert scene.world.now_s == TURN_S
+    assert scene.world.now_s == SHARED_SLOT_BUDGET_S
 
 
 def test_a_run_logs_its_progress_twice_a_minute(scene: Scene) -> None:
@@ -367,7 +367,7 @@ def test_a_run_logs_its_progress_twice_a_minute(scene: Scene) -> None:
     first, second = scene.shown[:2]
     assert first.sentence == "20 read, nothing unread"
     assert second.unread == 3
-    assert second.waits_s == pytest.approx(5.5, abs=1.1)
+    assert second.waiting_s == pytest.approx(5.5, abs=1.1)
     assert second.next_s == pytest.approx(4.5, abs=1.1)
 
 
@@ -476,7 +476,7 @@ def test_no_record_waits_longer_than_an_interval_and_two_sweeps(
         for number, moment in enumerate(moments):
             at_s = next((at_s for at_s, end in committed if end > number), end_s)
             rest_s = REST_MAX_S if interval_s < SWEEP_S + REST_MAX_S else 0.0
-            assert at_s <= moment + interval_s + 2 * SWEEP_S + rest_s + scene.pace.look_s
+            assert at_s <= moment + interval_s + 2 * SWEEP_S + rest_s + scene.pace.poll_s
 
 
 def test_following_keeps_the_node_that_holds_the_shards(scene: Scene) -> None:

@@ -69,7 +69,9 @@ def test_a_server_without_arrow_functions_is_refused(
     step: str, error: Exception, transform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "DataFrame", _Server)
-    with pytest.raises(SparkFeatureMissing, match="have the setting spark name") as caught:
+    with pytest.raises(
+        SparkFeatureMissing, match="name another Spark in the setting spark"
+    ) as caught:
         _sweep(_Server(step, error), transform, tmp_path)
     assert str(error) in str(caught.value)
     assert not [*(tmp_path / "output/attempts").iterdir()], "nothing is left behind"

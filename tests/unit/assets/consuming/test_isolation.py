@@ -15,8 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.consuming.isolation import may_be_of_records
-from dagster_leasehold.assets.consuming.sweep import GuardedApart, GuardedSweeper, SweepResult, Try
+from dagster_leasehold.assets.consuming.isolation import can_come_from_records
+from dagster_leasehold.assets.consuming.sweep import (
+    GuardedSeparateJobs,
+    GuardedSweeper,
+    Retry,
+    SweepResult,
+)
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
     SparkAway,
@@ -71,7 +76,7 @@ class Scene:
         self.runs = 0
         self.mortal = Mortal(self.world.store)
         self.tried: list[list[ReadRange]] = []
-        self.results: list[tuple[Try, SweepResult]] = []
+        self.results: list[tuple[Retry, SweepResult]] = []
 
     def sweep(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
@@ -84,7 +89,7 @@ class Scene:
         good = [range_ for range_ in ranges if range_.shard not in results]
         return {**results, **self.world.sweeper(good, numbers)}
 
-    def start(self, tries: Sequence[Try]) -> None:
+    def start(self, tries: Sequence[Retry]) -> None:
         for each in sorted(tries, key=lambda each: each.range_.shard, reverse=True):
             shard, numbers = each.range_.shard, {each.range_.shard: each.numbers}
             try:
@@ -98,7 +103,7 @@ class Scene:
                 result = stalled
             self.results.append((each, result))
 
-    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+    def done(self, *, wait_s: float | None) -> list[tuple[Retry, SweepResult]]:
         results, self.results = self.results, []
         return results
 
@@ -137,7 +142,7 @@ class Scene:
                 f"run-{self.runs}-{'-'.join(shards)}",
                 store=self.mortal,
                 sweeper=self.sweep,
-                apart=self,
+                separate_jobs=self,
                 replaces=replaced,
             )
             with suppress(Killed, KeyboardInterrupt):
@@ -283,9 +288,9 @@ def test_failures_unrelated_to_records_do_not_halve_the_range(tmp_path: Path) ->
 
 def test_only_failures_that_a_record_can_cause_are_counted() -> None:
     guilty = [TransformError(""), RunStalled(""), SparkUnavailable(""), LogCorrupt("")]
-    assert all(map(may_be_of_records, [*guilty, SourceError("Reading failed with OSError")]))
+    assert all(map(can_come_from_records, [*guilty, SourceError("Reading failed with OSError")]))
     innocent = [TransformUnusable(""), SparkAway(""), SourceUnavailable(""), OutputUnwritable("")]
-    assert not any(map(may_be_of_records, [*innocent, StoreUnavailable("")]))
+    assert not any(map(can_come_from_records, [*innocent, StoreUnavailable("")]))
 
 
 def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Path) -> None:
@@ -324,7 +329,7 @@ def test_other_shards_continue_while_a_hanging_shard_is_given_up_alone(tmp_path:
     assert world.lease(GOOD).check_point is None
     ended = threading.Event()
 
-    def make(each: Try, guard: StallGuard) -> SweepResult:
+    def make(each: Retry, guard: StallGuard) -> SweepResult:
         if each.range_.shard == BAD:
             while not guard.ending:
                 ended.wait(0.01)
@@ -335,7 +340,7 @@ def test_other_shards_continue_while_a_hanging_shard_is_given_up_alone(tmp_path:
 
     with StallGuard(10.0, clock) as guard:
         sweeper = GuardedSweeper(world.sweeper, guard)
-        reports = world.consume("run-2", apart=GuardedApart(sweeper, make, guard))
+        reports = world.consume("run-2", separate_jobs=GuardedSeparateJobs(sweeper, make, guard))
     assert reports[GOOD].stopped is StopReason.CAUGHT_UP
     assert world.committed(GOOD) == world.expected(GOOD, 6)
     assert reports[BAD].stopped is StopReason.FAILED

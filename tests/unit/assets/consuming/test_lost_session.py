@@ -75,7 +75,7 @@ def test_a_sweep_is_repeated_once_and_then_fails_with_one_sentence(
 ) -> None:
     spark.gone.add("after first")
     sweeper = sweeper_of(spark, tmp_path, renewed=spark.renewed)
-    with pytest.raises(SessionLost, match=r"the next run starts again where this one stopped\.$"):
+    with pytest.raises(SessionLost, match=r"The next run continues where this run stopped\.$"):
         sweeper([ReadRange(SHARD, "0", "1")], NUMBERS)
     assert spark.swept == ["first", "after first"]
 

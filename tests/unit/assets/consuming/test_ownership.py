@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.assets.consuming.ownership import (
+    CanClaim,
+    CanConsume,
     Finished,
-    MayClaim,
-    MayConsume,
     Refused,
     Standing,
     claim_for_run,
@@ -40,10 +40,10 @@ def claim(store: MemoryStore, shard: ShardId, node: NodeName) -> None:
     store.claim(KEY, {shard: (node, row.lease_id)}, observer="test", reason="test")
 
 
-def standing(store: MemoryStore, shard: str, *, wanted: str | None = None) -> Standing:
+def standing(store: MemoryStore, shard: str, *, target: str | None = None) -> Standing:
     asked = ShardId(shard)
     snapshot = store.snapshot(KEY)
-    return standings_of(snapshot, [asked], served=(A, B), address="here", wanted=wanted)[asked]
+    return standings_of(snapshot, [asked], served=(A, B), address="here", target=target)[asked]
 
 
 def sentence(refusal: Standing) -> str:
@@ -57,12 +57,12 @@ def test_the_member_with_the_fewest_shards_can_claim_a_free_shard():
     store = store_with_members(A, B)
     claim(store, ZERO, A)
     answer = standing(store, "1")
-    assert isinstance(answer, MayClaim)
+    assert isinstance(answer, CanClaim)
     assert answer.node == B
     claim_for_run(store, KEY, {ONE: answer}, run="run-1")
     claim_for_run(store, KEY, {ONE: answer}, run="run-2")
-    assert store.journal(KEY)[-1].reason == "asked for by run run-1"
-    assert standing(store, "1") == MayConsume(B, "incarnation-b", "")
+    assert store.journal(KEY)[-1].reason == "requested by run run-1"
+    assert standing(store, "1") == CanConsume(B, "incarnation-b", "")
 
 
 def free_shards_of(mode: AssignmentMode, *nodes: Node) -> MemoryStore:
@@ -76,9 +76,9 @@ def free_shards_of(mode: AssignmentMode, *nodes: Node) -> MemoryStore:
     return store
 
 
-def claims(store: MemoryStore, shard: str, *, wanted: str | None = None) -> NodeName:
-    answer = standing(store, shard, wanted=wanted)
-    assert isinstance(answer, MayClaim)
+def claims(store: MemoryStore, shard: str, *, target: str | None = None) -> NodeName:
+    answer = standing(store, shard, target=target)
+    assert isinstance(answer, CanClaim)
     return answer.node
 
 
@@ -89,8 +89,8 @@ def test_a_free_shard_goes_to_the_node_of_its_rank_in_a_modulo_group():
         node_row(B, Modulo(2, 0), address="here"),
     )
     assert (claims(store, "0"), claims(store, "1")) == (B, A)
-    assert claims(store, "0", wanted="b") == B
-    text = sentence(standing(store, "0", wanted="a"))
+    assert claims(store, "0", target="b") == B
+    text = sentence(standing(store, "0", target="a"))
     assert text.startswith("Shard 0 of orders/default is planned for node b, not for a")
 
 
@@ -150,13 +150,13 @@ def test_a_shard_that_its_source_closed_is_refused():
 def test_a_free_shard_without_any_member_is_refused():
     assert "rebalance sensor" in sentence(standing(store_with_members(), "0"))
     assert "rebalance sensor" in sentence(standing(store_with_members(C), "0"))
-    assert "rebalance sensor" in sentence(standing(store_with_members(A), "0", wanted="b"))
+    assert "rebalance sensor" in sentence(standing(store_with_members(A), "0", target="b"))
 
 
 def test_an_unknown_shard_and_an_unserved_node_are_named():
     store = store_with_members(A)
     assert "'77'" in sentence(standing(store, "77"))
-    assert "'zz'" in sentence(standing(store, "0", wanted="zz"))
+    assert "'zz'" in sentence(standing(store, "0", target="zz"))
 
 
 def test_a_shard_of_another_deployment_or_another_node_is_refused_by_name():
@@ -164,7 +164,7 @@ def test_a_shard_of_another_deployment_or_another_node_is_refused_by_name():
     claim(store, ZERO, C)
     claim(store, ONE, A)
     assert "node c" in sentence(standing(store, "0"))
-    assert "node a" in sentence(standing(store, "1", wanted="b"))
+    assert "node a" in sentence(standing(store, "1", target="b"))
 
 
 def test_a_waiting_shard_names_its_parents_and_a_paused_group_itself():
@@ -228,13 +228,13 @@ def test_closing_an_ended_tenure_completes_a_waiting_transfer():
     row = next(row for row in store.snapshot(KEY).shards if row.shard == ZERO)
     store.begin_transfer(KEY, {ZERO: (B, row.lease_id, "test")}, observer="test")[ZERO]
     assert close_ended_tenure(store, KEY, ZERO, A, ended="dead", closing="closing-1")
-    assert standing(store, "0") == MayConsume(B, "incarnation-b", "")
+    assert standing(store, "0") == CanConsume(B, "incarnation-b", "")
 
 
 def test_a_node_of_the_same_name_in_another_deployment_is_not_served():
     store = store_with_members()
     elsewhere = Node(A, 0, "incarnation-of-others", address="elsewhere")
     store.register(KEY, elsewhere, observer="test")
-    assert "no node that this deployment serves" in sentence(standing(store, "1"))
+    assert "no node of this deployment" in sentence(standing(store, "1"))
     claim(store, ZERO, A)
     assert "another deployment serves" in sentence(standing(store, "0"))

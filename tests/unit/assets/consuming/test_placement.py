@@ -33,7 +33,7 @@ class Scene:
         sync_listing(self.store, self.stream, source.shards, timeout_s=20.0)
         node = Node(A, 0, "alive", address=ensure_instance_address(instance))
         self.store.register(self.stream.key, node, observer="test")
-        self.placer = Placer(instance, self.stream.key, deployment, run="mine", wanted=None)
+        self.placer = Placer(instance, self.stream.key, deployment, run="mine", target=None)
         self.now_s = 0.0
         self.log: list[str] = []
 
@@ -67,7 +67,7 @@ def test_a_free_shard_is_claimed_and_the_claim_is_journalled_with_the_run(instan
     assert placement.by_node() == {A: [ZERO]}
     assert placement.incarnations == {A: "alive"}
     assert any(
-        "asked for by run mine" in row.reason for row in scene.store.journal(scene.stream.key)
+        "requested by run mine" in row.reason for row in scene.store.journal(scene.stream.key)
     )
 
 
@@ -118,7 +118,7 @@ def test_a_finished_shard_is_not_assigned(instance):
 def test_a_shard_that_keeps_changing_hands_ends_in_a_sentence(instance, monkeypatch):
     scene = Scene(instance)
     monkeypatch.setattr(scene.store, "claim", lambda *_, **__: {})
-    assert "changed hands" in scene.place().refused[ZERO]
+    assert "moved between nodes" in scene.place().refused[ZERO]
 
 
 def test_a_following_run_releases_the_shard_on_request(instance):
@@ -131,7 +131,7 @@ def test_a_following_run_releases_the_shard_on_request(instance):
         run = instance.get_run_by_id(blocker)
         if run is not None and scene.now_s == 2.0:
             requests = RequestBox(lambda: run.tags)()
-            assert requests.let_go == {ZERO}
+            assert requests.release == {ZERO}
             scene.store.close_tenure(tenure, reason="asked for")
 
     assert scene.place(on_sleep=answer).by_node() == {A: [ZERO]}

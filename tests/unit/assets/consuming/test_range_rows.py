@@ -65,8 +65,12 @@ def test_parts_become_one_outcome_with_files_in_the_order_of_records() -> None:
     ("parts", "rows", "why"),
     [
         (PARTS[:2], ROWS[:2], "its parts end at 30"),
-        ([PARTS[0], PARTS[2]], ROWS, "its parts leave 20 and continue at 30"),
-        ([PARTS[0], PARTS[1], PARTS[1], PARTS[2]], ROWS, "its parts leave 30 and continue at 20"),
+        ([PARTS[0], PARTS[2]], ROWS, "one part ends at 20 and the next starts at 30"),
+        (
+            [PARTS[0], PARTS[1], PARTS[1], PARTS[2]],
+            ROWS,
+            "one part ends at 30 and the next starts at 20",
+        ),
         (PARTS, [ROWS[0], ROWS[2]], "returned nothing for the part from 20 to 30"),
         (PARTS, [ROWS[0], replace(ROWS[1], first="19"), ROWS[2]], "holds records from 19 to 29"),
         (PARTS, [ROWS[0], replace(ROWS[1], last="30"), ROWS[2]], "holds records from 20 to 30"),

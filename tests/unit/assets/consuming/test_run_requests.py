@@ -6,7 +6,7 @@ import pytest
 
 from dagster_leasehold.assets.consuming.run_requests import (
     FINISH_TAG,
-    LET_GO_TAG,
+    RELEASE_TAG,
     STOP_TAG,
     TAKE_TAG,
     RequestBox,
@@ -29,23 +29,23 @@ def test_each_offer_is_returned_once() -> None:
 
 
 def test_a_shard_is_released_once_for_each_request() -> None:
-    tags = {LET_GO_TAG + ZERO: "run-1"}
+    tags = {RELEASE_TAG + ZERO: "run-1"}
     box = RequestBox(lambda: tags)
-    assert box().let_go == {ZERO}
-    assert not box().let_go
-    tags |= {LET_GO_TAG + ZERO: "run-2", LET_GO_TAG + ONE: "run-2"}
-    assert box().let_go == {ZERO, ONE}
+    assert box().release == {ZERO}
+    assert not box().release
+    tags |= {RELEASE_TAG + ZERO: "run-2", RELEASE_TAG + ONE: "run-2"}
+    assert box().release == {ZERO, ONE}
 
 
 def test_an_invalid_request_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    tags = {LET_GO_TAG + name: "somebody" for name in ("../1", "", "a b", "0")}
+    tags = {RELEASE_TAG + name: "somebody" for name in ("../1", "", "a b", "0")}
     box = RequestBox(lambda: tags)
-    assert box().let_go == {ZERO}
+    assert box().release == {ZERO}
     assert box() == RunRequests()
     assert len(caplog.records) == 3
     assert "'../1'" in caplog.text
-    tags[LET_GO_TAG + ONE] = "somebody"
-    assert box().let_go == {ONE}
+    tags[RELEASE_TAG + ONE] = "somebody"
+    assert box().release == {ONE}
 
 
 def test_a_request_to_end_is_returned_until_the_run_ends() -> None:

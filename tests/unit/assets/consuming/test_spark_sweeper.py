@@ -54,7 +54,7 @@ def test_a_cluster_that_lost_its_executors_is_not_retried_for_each_shard(
     results = run_sweep(spark, job, ranges, {each.shard: range(1) for each in ranges})
     assert set(results) == {each.shard for each in ranges}
     assert jobs.count(1) == SAME_FAILURE_MAX
-    assert "lost the executor of a task again and again" in str(results[ShardId("0")])
+    assert "repeatedly lost the executor of a task" in str(results[ShardId("0")])
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows: rows], ids=["arrow", "frames"])

@@ -145,7 +145,7 @@ def test_a_run_without_cores_logs_it_and_releases_its_shards_with_a_sentence(
         return {}
 
     monkeypatch.setattr(spark_sweeper, "attempt_ranges", attempt)
-    on_spark = on_spark_of(Driver(), tell=sentences.append)
+    on_spark = on_spark_of(Driver(), warn=sentences.append)
     with StallGuard(600.0, lambda: now_s) as guard:
         sweeper = sweeper_of(tmp_path, on_spark)
         guarded = GuardedSweeper(sweeper, guard, lambda: on_spark.awaited)
@@ -154,7 +154,7 @@ def test_a_run_without_cores_logs_it_and_releases_its_shards_with_a_sentence(
         given_up.set()
     assert sentences == [
         "Spark (spark://host:7077) has run no task of stream orders for 60 s, as if it had no free "
-        "core: add workers, or give other applications fewer cores. The run waits, for "
+        "core: add workers, or give other applications fewer cores. The run waits for "
         "stall_limit_s at most."
     ]
     assert "while it waited for a free core of Spark (spark://host:7077), so that" in str(

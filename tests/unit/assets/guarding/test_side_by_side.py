@@ -22,10 +22,10 @@ def test_a_hanging_call_does_not_delay_others() -> None:
         results += works.done(PATIENCE_S)
     assert sorted(results, key=int) == [str(number) for number in range(20)]
     assert works.done() == []
-    assert works.under_way == 1
+    assert works.in_flight == 1
     free.set()
     assert works.done(None) == ["late"]
-    assert works.under_way == 0
+    assert works.in_flight == 0
 
 
 def test_an_error_of_a_call_is_raised_when_its_result_is_read() -> None:
@@ -33,7 +33,7 @@ def test_an_error_of_a_call_is_raised_when_its_result_is_read() -> None:
     works.start([lambda: 1 // 0])
     with pytest.raises(ZeroDivisionError):
         works.done(PATIENCE_S)
-    assert works.under_way == 0
+    assert works.in_flight == 0
 
 
 def test_calls_that_have_not_started_can_be_dropped() -> None:
@@ -45,4 +45,4 @@ def test_calls_that_have_not_started_can_be_dropped() -> None:
     works.drop()
     free.set()
     assert works.done(None) == [True]
-    assert works.under_way == 0
+    assert works.in_flight == 0

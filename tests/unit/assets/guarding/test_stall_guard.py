@@ -64,7 +64,7 @@ def test_a_call_without_progress_is_given_up_and_no_call_follows(hung: threading
         with pytest.raises(RunStalled) as caught:
             guard.call("Spark", hung.wait)
         assert str(caught.value).startswith(
-            "This run made no progress for 600 s while it waited for Spark, so that it gave its "
+            "This run made no progress for 600 s while it waited for Spark, so it released its "
         )
         assert guard.ending
         with pytest.raises(RunStalled) as again:

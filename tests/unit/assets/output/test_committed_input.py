@@ -112,7 +112,7 @@ def test_a_window_that_needs_expired_output_is_one_sentence(world: World) -> Non
 
     world.deliver()
     expire(world.store, world.key, OutputExpiry(timedelta(days=-1), list))
-    assert "can no longer be read whole" in load(world, hourly, "2026-03-01-12:00")
+    assert "cannot be read completely" in load(world, hourly, "2026-03-01-12:00")
     assert load(world, hourly, "2026-03-01-11:00") == 0, "it lies before all that has expired"
 
 

@@ -109,7 +109,7 @@ def test_a_check_of_the_owner_does_not_change_the_folder(folder: OutputPlace) ->
 def test_a_folder_with_a_damaged_mark_has_no_owner(folder: OutputPlace) -> None:
     for content in (b"", b"{", b"[]", b'{"store": "x", "more": 1}', b"\xff"):
         (folder / MARK).put(content)
-        with pytest.raises(OutputNotOwned, match="not one of a lease store"):
+        with pytest.raises(OutputNotOwned, match="has a mark that no lease store wrote"):
             owned(MemoryStore(), folder)
 
 
@@ -174,5 +174,5 @@ def test_a_disk_without_hard_links_marks_folders(
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputUnwritable, match="let this account write there"):
+    with pytest.raises(OutputUnwritable, match="allow this account to write there"):
         owned(MemoryStore(), local_place(tmp_path / "file" / "output"))

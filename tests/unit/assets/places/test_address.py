@@ -51,8 +51,8 @@ def test_stores_travel_and_join_as_uris(address: str) -> None:
     ("address", "sentence"),
     [
         ("s3://AKIA7:hunter2@bucket/out", "not of the form s3://BUCKET/FOLDER"),
-        ("s3://bucket/out?secret_key=hunter2", "credentials and options come from"),
-        ("s3://bucket/out#hunter2", "credentials and options come from"),
+        ("s3://bucket/out?secret_key=hunter2", "Credentials and options come from"),
+        ("s3://bucket/out#hunter2", "Credentials and options come from"),
         ("abfss://container:hunter2@account.dfs.core.windows.net/x", "abfss://CONTAINER@ACCOUNT"),
         ("hdfs://hunter2@namenode/out", "hdfs://HOST:PORT"),
         ("s3:///out", "s3://BUCKET"),

@@ -184,7 +184,7 @@ def test_a_merged_file_that_reaches_into_young_batches_waits_with_them(scene: Sc
 def test_a_lagging_shard_is_skipped_with_a_reason(scene: Scene) -> None:
     scene.go_on(3)
     done = scene.compact(stopped=lambda _: "its consumption lags")
-    assert done.left == {ZERO: "its consumption lags"}
+    assert done.postponed == {ZERO: "its consumption lags"}
     assert done.reports == {}
     assert len(scene.sizes()) == 3
 
@@ -199,9 +199,9 @@ def test_a_compaction_works_in_portions_and_yields_between_them(
     answers = iter(["", "this run has worked for 120 s"])
     done = scene.compact(stopped=lambda _: next(answers))
     assert scene.progress == Compacted(0, 4)
-    assert done.left == {ZERO: "this run has worked for 120 s"}
+    assert done.postponed == {ZERO: "this run has worked for 120 s"}
     whole = scene.compact()
-    assert whole.left == {}
+    assert whole.postponed == {}
     assert scene.progress.looked_until == 10
     assert len(scene.sizes()) == 1
     assert scene.committed(ZERO) == scene.expected("0", 10)

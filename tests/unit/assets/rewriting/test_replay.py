@@ -355,11 +355,11 @@ def test_cursors_of_every_source_bound_a_replay(scene: Scene) -> None:
         (replace(batch, start=f"{batch.start}+9", end=f"{batch.end}+9"),)
         for batch in scene.ledger()
     ]
-    assert ReplaySpan("4+9", "8+9").chosen(named) == [named[1]]
-    assert ReplaySpan("10+9", None).chosen(named) == []
-    assert ReplaySpan("5.2", "8").chosen(named) == [named[1]]
+    assert ReplaySpan("4+9", "8+9").select(named) == [named[1]]
+    assert ReplaySpan("10+9", None).select(named) == []
+    assert ReplaySpan("5.2", "8").select(named) == [named[1]]
     with pytest.raises(RewriteRefused, match="'c5'"):
-        ReplaySpan("c5", None).chosen(named)
+        ReplaySpan("c5", None).select(named)
     with pytest.raises(RewriteRefused, match="before it starts"):
         ReplaySpan.parse("8+9", "4+9")
 
@@ -383,5 +383,5 @@ def test_a_replay_reads_no_more_of_the_ledger_than_its_span(scene: Scene) -> Non
         assert ReplaySpan.parse(start, None).first_number(ledger) == first
     assert ReplaySpan("10").first_number(ledger) > scene.ledger()[-1].last
     rows = iter(scene.ledger())
-    assert len(ReplaySpan("0", "4").chosen((row,) for row in rows)) == 1
+    assert len(ReplaySpan("0", "4").select((row,) for row in rows)) == 1
     assert [row.sequence for row in rows] == [1, 2], "the batch that ends there is the last"

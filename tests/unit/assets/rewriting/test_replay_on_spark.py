@@ -72,7 +72,7 @@ class OnSpark:
             output_root=self.scene.place,
             run=run,
             ended=lambda other: other == ended,
-            tell=self.sentences.append,
+            warn=self.sentences.append,
         )
 
 
@@ -122,13 +122,13 @@ def test_a_stalled_replay_releases_its_claims_and_keeps_the_old_output(
     assert {shard: report.error for shard, report in reports.items()} == dict.fromkeys(
         (ZERO, ONE),
         "This run made no progress for 600 s while it waited for a free core of Spark "
-        "(sc://host:15002), so that it gave its claims back: the old output stays, and another "
-        "replay starts over. Let that answer sooner, or raise stall_limit_s if work can take so "
-        "long.",
+        "(sc://host:15002), so it released its claims: the old output stays, and the next replay "
+        "starts over. Find out why there was no answer, or raise stall_limit_s if the work can "
+        "take longer.",
     )
     assert on_spark.sentences == [
         "Spark (sc://host:15002) has run no task of stream orders for 60 s, as if it had no free "
-        "core: add workers, or give other applications fewer cores. The run waits, for "
+        "core: add workers, or give other applications fewer cores. The run waits for "
         "stall_limit_s at most."
     ]
     assert claims_at_interruption == [(run_tag("replay-1"), [])], "they were free by then"

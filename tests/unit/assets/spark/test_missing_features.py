@@ -10,7 +10,7 @@ from pyspark.errors import (  # noqa: TID253
     UnsupportedOperationException,
 )
 
-from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_feature
+from dagster_leasehold.assets.spark.missing_features import is_plan_error, lacks_feature
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_errors_of_the_user_are_not_missing_features(error: Exception) -> None:
 
 
 def test_only_error_conditions_of_spark_concern_the_plan() -> None:
-    assert is_of_a_plan(RuntimeError("x.\n: Spark: [UNSUPPORTED_DATATYPE] Unsupported data type"))
-    assert not is_of_a_plan(RuntimeError("write is not implemented: [shards]"))
+    assert is_plan_error(RuntimeError("x.\n: Spark: [UNSUPPORTED_DATATYPE] Unsupported data type"))
+    assert not is_plan_error(RuntimeError("write is not implemented: [shards]"))

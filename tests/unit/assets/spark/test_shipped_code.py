@@ -197,7 +197,7 @@ def test_a_session_with_other_code_is_refused() -> None:
     shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
     assert session.names == [OWN_PACKAGE, *COMPANIONS], "another process has sent the same"
     session.settings[f"{shipped_code.CONF_PREFIX}{OWN_PACKAGE}"] = "other.zip"
-    with pytest.raises(SparkUnavailable, match=f"other code of {OWN_PACKAGE}: take session_id out"):
+    with pytest.raises(SparkUnavailable, match=f"other code of {OWN_PACKAGE}: remove session_id"):
         shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
 
 
@@ -224,7 +224,7 @@ def test_a_spark_that_accepts_no_code_uses_its_own(caplog: pytest.LogCaptureFixt
 
 def test_the_error_of_a_spark_that_accepts_no_environment_says_where_to_install_it() -> None:
     session: Any = Session(UnsupportedOperationException("handle add artifacts"))
-    with pytest.raises(SparkFeatureMissing, match="takes no environment for") as caught:
+    with pytest.raises(SparkFeatureMissing, match="accepts no environment for") as caught:
         shipped_code.begin(session, "/srv/environment.tar.gz")
     assert "(handle add artifacts)" in str(caught.value)
     assert "remove spark.environment_archive" in str(caught.value)

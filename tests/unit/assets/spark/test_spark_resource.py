@@ -73,6 +73,6 @@ def test_the_error_of_a_master_that_refuses_the_application_names_the_version(
     with pytest.raises(SparkUnavailable) as refused:
         _ = resource.spark_session
     assert str(refused.value) == (
-        "Spark (spark://master:7077) took no application: no master runs there, or its version "
-        f"of Spark is not {version_here()} as on the nodes. The master's log says which."
+        "Spark (spark://master:7077) accepted no application: no master runs there, or its "
+        f"version of Spark is not {version_here()} as on the nodes. See the master's log."
     )

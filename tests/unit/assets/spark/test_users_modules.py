@@ -45,16 +45,16 @@ def imported(name: str) -> Any:
 
 def test_all_modules_are_imported_again_after_an_edit(project: Path, modules: UsersModules) -> None:
     rules = imported("rules")
-    modules.forget_changed()
+    modules.unload_changed()
     assert imported("rules") is rules, "nothing has changed"
     (project / "prices.py").write_text("PRICE = 20\n")
-    modules.forget_changed()
+    modules.unload_changed()
     assert imported("rules").PRICE == 20
     assert rules.PRICE == 1
     namespace: Any = importlib.import_module(PROJECT)
     assert namespace.prices.PRICE == 20
     (project / "prices.py").unlink()
-    modules.forget_changed()
+    modules.unload_changed()
     with pytest.raises(ImportError):
         imported("rules")
 
@@ -66,7 +66,7 @@ def test_an_edit_while_a_module_is_imported_is_not_missed(
     text = "from pathlib import Path\nPRICE = 1\nPath(__file__).write_text('PRICE = 30\\n')\n"
     (project / "prices.py").write_text(text)
     assert imported("rules").PRICE == 1
-    modules.forget_changed()
+    modules.unload_changed()
     assert imported("rules").PRICE == 30
 
 
@@ -76,7 +76,7 @@ def test_installed_packages_and_leasehold_are_not_imported_again(
     monkeypatch.setattr(users_modules, "_installation", lambda: (project.parent,))
     rules = imported("rules")
     os.utime(project / "prices.py", ns=(1, 1))
-    modules.forget_changed()
+    modules.unload_changed()
     assert imported("rules") is rules
     assert users_modules.__name__ in sys.modules
 
@@ -96,7 +96,7 @@ def test_a_module_of_another_finder_is_imported_again(
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     assert importlib.import_module(name).PRICE == 1
     (project / "prices.py").write_text("PRICE = 20\n")
-    modules.forget_changed()
+    modules.unload_changed()
     assert importlib.import_module(name).PRICE == 20
-    modules.forget_changed()
+    modules.unload_changed()
     del sys.modules[name]

@@ -15,7 +15,7 @@ from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, window_metadata
-from dagster_leasehold.assets.windows.window_run import WindowMade
+from dagster_leasehold.assets.windows.window_run import WindowResult
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.window_rows import EventWindow
@@ -41,7 +41,7 @@ def test_the_metadata_of_an_hour_use_the_keys_of_dagster(tmp_path: Path) -> None
         files=(DataFile("attempts/1/a.parquet", 2, 700),),
         records=2,
     )
-    metadata = window_metadata(WindowMade(window, source_files=4), local_place(tmp_path))
+    metadata = window_metadata(WindowResult(window, source_files=4), local_place(tmp_path))
     assert metadata["dagster/partition_row_count"] == 2
     assert metadata["dagster/uri"] == f"file://{tmp_path}/attempts/1"
     columns = metadata["dagster/column_schema"].columns
@@ -50,4 +50,4 @@ def test_the_metadata_of_an_hour_use_the_keys_of_dagster(tmp_path: Path) -> None
         ("count", "long"),
     ]
     vanished = replace(window, files=(DataFile("attempts/2/a.parquet", 2, 700),))
-    assert window_metadata(WindowMade(vanished, 4), local_place(tmp_path))["records"] == 2
+    assert window_metadata(WindowResult(vanished, 4), local_place(tmp_path))["records"] == 2

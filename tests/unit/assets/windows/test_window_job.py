@@ -40,11 +40,11 @@ class HourJob:
             doomed=self.doomed.is_set,
             progressed=lambda: self.moves.append(""),
             starved_after_s=0.05,
-            tell=self.sentences.append,
+            warn=self.sentences.append,
         )
 
     def make(self, transform: Callable[[Any], Any]) -> object:
-        return window_run.make_files(
+        return window_run.write_window(
             self.on_spark,
             self.stream,
             cast(Any, None),
@@ -88,7 +88,7 @@ def test_an_hour_without_a_free_core_logs_it_until_a_task_runs(job: HourJob) -> 
     assert awaited == ["a free core of Spark (spark://host:7077)"]
     assert job.sentences == [
         "Spark (spark://host:7077) has run no task of an hour of stream orders for 0.05 s, as if "
-        "it had no free core: add workers, or give other applications fewer cores. The run waits, "
+        "it had no free core: add workers, or give other applications fewer cores. The run waits "
         "for stall_limit_s at most."
     ]
     assert job.session.tags == []

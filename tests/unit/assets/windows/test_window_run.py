@@ -21,7 +21,7 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, run_tag
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.assets.windows import window_run
-from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
+from dagster_leasehold.assets.windows.window_run import WindowResult, build_window
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -46,7 +46,7 @@ class Hour:
         self.spark = SparkDouble(Driver())
         self.sentences: list[str] = []
         self.watch = JobWatch(tag="", work="")
-        monkeypatch.setattr(window_run, "make_files", self._make_files)
+        monkeypatch.setattr(window_run, "write_window", self._make_files)
 
     def _make_files(
         self, on_spark: RunOnSpark, *_: object, root: OutputPlace, name: str, **__: object
@@ -61,8 +61,10 @@ class Hour:
         self.meanwhile()
         return (DataFile(f"{name}/part-0.parquet", 2, 100),)
 
-    def make(self, run: str = "run-1", *ended: str, even_if_incomplete: bool = True) -> WindowMade:
-        return make_window(
+    def make(
+        self, run: str = "run-1", *ended: str, even_if_incomplete: bool = True
+    ) -> WindowResult:
+        return build_window(
             Deployment(lambda: self.store, (), Timing(), lambda _: self.world.place),
             self.world.stream,
             asset="hourly",
@@ -73,7 +75,7 @@ class Hour:
             spark=cast(Any, self.spark),
             even_if_incomplete=even_if_incomplete,
             ended=ended.__contains__,
-            tell=self.sentences.append,
+            warn=self.sentences.append,
         )
 
     def vacuum(self) -> VacuumReport:
@@ -103,7 +105,7 @@ def test_an_hour_with_expired_output_is_not_computed_again(hour: Hour) -> None:
     window = hour.make().window
     hour.world.deliver()
     assert expire(hour.store, hour.key, OutputExpiry(timedelta(days=-1), list)).expired
-    with pytest.raises(OutputUnreadable, match=r"at cursor .* can no longer be read whole"):
+    with pytest.raises(OutputUnreadable, match=r"at cursor .* cannot be read completely"):
         hour.make("run-2")
     assert hour.store.windows(hour.key) == [window]
     assert hour.attempts() == []
@@ -215,12 +217,12 @@ def test_a_stalled_hour_is_given_up_and_keeps_its_output(
         hour.make("run-2")
     assert str(caught.value) == (
         "This run made no progress for 600 s while it waited for a free core of Spark "
-        "(sc://host:15002), so that it gave the hour up, which stays as it was: materialize it "
-        "again. Let that answer sooner, or raise stall_limit_s if work can take so long."
+        "(sc://host:15002), so it abandoned the hour, which is unchanged: materialize it again. "
+        "Find out why there was no answer, or raise stall_limit_s if the work can take longer."
     )
     assert hour.sentences == [
         "Spark (sc://host:15002) has run no task of an hour of stream orders for 60 s, as if it "
-        "had no free core: add workers, or give other applications fewer cores. The run waits, "
+        "had no free core: add workers, or give other applications fewer cores. The run waits "
         "for stall_limit_s at most."
     ]
     assert attempts_at_interruption == [(run_tag("run-2"), [])]

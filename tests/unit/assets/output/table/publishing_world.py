@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.publication_rows import PublishLock
@@ -62,7 +62,7 @@ class Publishing:
     def lock(self, node: NodeName = NODE) -> PublishLock | PublishReport:
         name = self.settings.table_name(self.catalog.name, self.world.key)
         nodes = {node: self.incarnations[node]}
-        return lock_of(self.world.store, self.world.key, name, nodes)
+        return take_lock(self.world.store, self.world.key, name, nodes)
 
     def publish(self, node: NodeName = NODE) -> PublishReport:
         """Take the lock and publish once, with a publisher that remembers nothing."""

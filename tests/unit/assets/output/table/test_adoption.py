@@ -17,7 +17,7 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE, ConsumedHome
 
-UNKNOWN = "is not one of this lease store"
+UNKNOWN = "is not the last one of this lease"
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Scene:
 
     def lock(self) -> PublishLock:
         name = TableSettings().table_name(self.catalog.name, KEY)
-        lock = lock_of(self.home.store, KEY, name, {NODE: "a-1"})
+        lock = take_lock(self.home.store, KEY, name, {NODE: "a-1"})
         assert isinstance(lock, PublishLock)
         return lock
 

@@ -105,8 +105,8 @@ def test_a_stalled_publisher_is_one_sentence(reader: Waiting) -> None:
     with pytest.raises(TableUnavailable) as caught:
         reader.wait()
     assert reader.now_s == PATIENCE_S
-    assert f"node {NODE} has the lock" in str(caught.value)
-    assert "switch on the sensor that does the housekeeping" in str(caught.value)
+    assert f"node {NODE} holds the publish lock" in str(caught.value)
+    assert "switch on the housekeeping sensor" in str(caught.value)
     assert "leasehold table create orders" in str(caught.value)
 
 
@@ -164,5 +164,5 @@ def test_a_table_of_another_catalog_is_not_treated_as_missing(reader: Waiting) -
     world = reader.world
     name = world.store.publication(world.key).table  # type: ignore[union-attr]
     del world.store._pointers[name]  # type: ignore[arg-type]
-    with pytest.raises(TableUnavailable, match="does not show the table"):
+    with pytest.raises(TableUnavailable, match="does not have the table"):
         plan_table(world.store, world.key, world.place, catalog=CatalogSettings("other"))

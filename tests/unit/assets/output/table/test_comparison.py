@@ -84,7 +84,7 @@ def test_a_few_of_very_many_differences_are_named(
     somebody_elses(lake).delete()
     _, first, last = compared(lake).differences
     assert "is missing in the table" in first
-    assert last == "More files differ than these."
+    assert last == "More files differ."
 
 
 def test_files_of_a_pending_publication_count(

@@ -30,7 +30,7 @@ def age(scene: Publishing) -> None:
         os.utime(path, (seconds, seconds))
 
 
-def lock_of(scene: Publishing, node: NodeName) -> PublishLock:
+def take_lock(scene: Publishing, node: NodeName) -> PublishLock:
     lock = scene.lock(node)
     assert isinstance(lock, PublishLock)
     return lock
@@ -57,7 +57,7 @@ def test_a_frozen_cleanup_keeps_metadata_published_meanwhile(
     for number in range(3):
         consume_and_publish(scene, f"run-{number}")
     age(scene)
-    lock, remover = lock_of(scene, OTHER), scene.publisher()
+    lock, remover = take_lock(scene, OTHER), scene.publisher()
     owner: Any = {"find": remover.own.catalog, "publication": scene.store}.get(moment, LocalPlace)
     verb: Callable[..., Any] = getattr(owner, moment)
 
@@ -86,7 +86,7 @@ def test_metadata_of_a_pending_request_stays(
     scene.world.consume("run-2")
     arrive = send_unanswered(scene, monkeypatch)
     age(scene)
-    scene.publisher().remove_orphans(lock_of(scene, NODE), older_than=HOUR)
+    scene.publisher().remove_orphans(take_lock(scene, NODE), older_than=HOUR)
     arrive()
     assert scene.published() == scene.committed()
 
@@ -99,7 +99,11 @@ def test_a_publisher_with_a_lost_reply_removes_no_metadata_of_the_table(
     """
     scene = Publishing(tmp_path)
     scene.world.consume()
-    frozen, lock, commit = scene.publisher(), lock_of(scene, OTHER), scene.store.commit_publication
+    frozen, lock, commit = (
+        scene.publisher(),
+        take_lock(scene, OTHER),
+        scene.store.commit_publication,
+    )
 
     def losing(*arguments: Any) -> Any:
         assert isinstance(commit(*arguments), Settled)
@@ -110,7 +114,7 @@ def test_a_publisher_with_a_lost_reply_removes_no_metadata_of_the_table(
         return commit(*arguments)
 
     monkeypatch.setattr(scene.store, "commit_publication", losing)
-    assert frozen.publish(lock).explanation == "Another node has taken over."
+    assert frozen.publish(lock).explanation == "Another node has taken over the publish lock."
     # Not by DuckDB, which ends the process where a file is missing.
     values = sorted(row["value"] for row in pyiceberg_rows(scene.metadata_at()))
     assert values == scene.committed()
@@ -120,7 +124,7 @@ def test_unreferenced_metadata_is_removed(tmp_path: Path) -> None:
     scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
     for number in range(4):
         consume_and_publish(scene, f"run-{number}")
-    lock, remover = lock_of(scene, OTHER), scene.publisher()
+    lock, remover = take_lock(scene, OTHER), scene.publisher()
     assert remover.remove_orphans(lock, older_than=HOUR) == 0, "they are young"
     age(scene)
     assert remover.remove_orphans(lock, older_than=HOUR) > 0

@@ -11,8 +11,8 @@ from dagster_leasehold.assets.output.table.marks import (
     MARK_PROPERTY,
     Mark,
     mark_of,
+    table_conflict,
     table_records,
-    table_trouble,
 )
 from dagster_leasehold.assets.output.table.publication import Operation
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -56,7 +56,7 @@ def marked(world: TableWorld, publication: str = "p", sequence: int = 3) -> Any:
 def trouble(world: TableWorld, metadata: Any, *, records: int | None = 5, at: int = -1) -> Any:
     snapshot = world.metadata.snapshots[at].snapshot_id
     row = Publication(GroupKey.parse("g", "s"), 1, last="p", snapshot=snapshot, records=records)
-    return table_trouble(NAME, row, metadata, world.io)
+    return table_conflict(NAME, row, metadata, world.io)
 
 
 def test_the_mark_is_read_as_it_was_written(world: TableWorld) -> None:
@@ -86,7 +86,7 @@ def test_changed_records_are_reported(world: TableWorld, records: int, words: st
 def test_delete_files_of_another_program_are_reported(world: TableWorld) -> None:
     """Goal: a delete that is merged on reading changes no data file, and is no secret."""
     metadata = changed(marked(world), total_delete_files="2")
-    assert "has 2 files of deletes" in trouble(world, metadata)
+    assert "has 2 delete files" in trouble(world, metadata)
 
 
 def test_a_snapshot_that_follows_ours_is_no_roll_back(world: TableWorld) -> None:
@@ -96,5 +96,5 @@ def test_a_snapshot_that_follows_ours_is_no_roll_back(world: TableWorld) -> None
 def test_a_roll_back_is_reported_after_our_snapshot_expired(world: TableWorld) -> None:
     """1. A fourth snapshot was ours. 2. The table was rolled back, and it expired."""
     row = Publication(GroupKey.parse("g", "s"), 1, last="p", snapshot=4711, records=5)
-    words = table_trouble(NAME, row, marked(world, sequence=4), world.io)
+    words = table_conflict(NAME, row, marked(world, sequence=4), world.io)
     assert "has rolled back the table" in str(words)

@@ -122,7 +122,7 @@ def test_a_publisher_that_was_frozen_changes_nothing(
 
     monkeypatch.setattr(failpoints, "reach", reach)
     report = frozen.publish(lock)
-    assert report.explanation == "Another node has taken over."
+    assert report.explanation == "Another node has taken over the publish lock."
     assert publishing.published() == publishing.committed()
 
 
@@ -147,7 +147,7 @@ def test_another_writer_can_commit_to_the_table(
 
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", reach)
-        with pytest.raises(PublicationRefused, match="Another program has committed"):
+        with pytest.raises(PublicationRefused, match="Another program committed"):
             publishing.publish()
     publishing.publish()
     assert publishing.published() == publishing.committed()

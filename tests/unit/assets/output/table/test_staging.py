@@ -19,7 +19,7 @@ from pyiceberg.table import StaticTable
 from dagster_leasehold.assets.output.table import manifests, staging
 from dagster_leasehold.assets.output.table.manifests import Manifests
 from dagster_leasehold.assets.output.table.publication import Operation
-from dagster_leasehold.assets.output.table.schemas import shard_place
+from dagster_leasehold.assets.output.table.schemas import shard_index
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from tests.table_engines import (
@@ -188,7 +188,7 @@ def entries_for(world: TableWorld, shard: str) -> tuple[int, int]:
     assert current is not None
     entries = opened = 0
     for each in current.manifests(world.io):
-        place = shard_place(world.metadata, each.partition_spec_id)
+        place = shard_index(world.metadata, each.partition_spec_id)
         bounds = each.partitions[place] if place is not None and each.partitions else None
         if bounds is None or bounds.lower_bound <= shard.encode() <= bounds.upper_bound:
             entries += len(each.fetch_manifest_entry(world.io))
@@ -293,7 +293,7 @@ def test_a_table_of_an_earlier_release_is_updated(
     current = world.metadata.current_snapshot()
     assert current is not None
     for each in current.manifests(world.io):
-        assert shard_place(world.metadata, each.partition_spec_id) == 0
+        assert shard_index(world.metadata, each.partition_spec_id) == 0
     assert duckdb_query(path, "count(*), count(distinct n)") == [(72 + 24, 72 + 24)]
     assert duckdb_query(path, "count(*)", "shard_id = 's1'") == [(24,)]
     assert duckdb_files_read(path, "shard_id = 's1'") == 12
@@ -317,8 +317,8 @@ def test_a_partition_spec_of_another_writer_stays_and_is_not_used(world: TableWo
     source = world.metadata.schema().find_field("n").field_id
     theirs = PartitionSpec(PartitionField(source, 1_100, IdentityTransform(), "n"), spec_id=9)
     updates = (
-        staging.made(AddPartitionSpecUpdate, spec=theirs),
-        staging.made(SetDefaultSpecUpdate, spec_id=9),
+        staging.model_of(AddPartitionSpecUpdate, spec=theirs),
+        staging.model_of(SetDefaultSpecUpdate, spec_id=9),
     )
     world.metadata = update_table_metadata(world.metadata, updates)
     world.change(APPEND, [world.file("s0", [NEW_YEAR]), world.file("s1", [None])])
