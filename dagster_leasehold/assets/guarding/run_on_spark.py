@@ -91,7 +91,7 @@ class RunOnSpark:
 
     @property
     def awaited(self) -> str:
-        """What a job waits for, as part of a sentence."""
+        """The answer that a job waits for, as part of a sentence."""
         return f"a free core of {self._spark}" if self.starved else "Spark"
 
     @property
