@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.unit.docs.recorded_output import RECORDED
 
 MEASURING = ("version", "compact", "vacuum", "group drain")
 """Commands that print sizes of files, versions, or seconds."""
-LINES_SHOWN = {
+LINES_SHOWN: dict[tuple[str, ...], int] = {
     **dict.fromkeys((("stop",), ("top",), ("group", "list"), ("group", "show")), 0),
     **dict.fromkeys((("checkpoint", "get"), ("shard", "list"), ("quarantine", "retry")), 0),
     ("doctor",): 5,
@@ -127,6 +127,7 @@ def page() -> str:
     parts = [_HEAD, *(_row(name, first.pop(name)) for name, _ in once if name in first)]
     outputs = real_outputs()
     shown: dict[tuple[tuple[str, str], ...], tuple[str, ...]] = {}
+    explained: dict[tuple[str, str], tuple[str, ...]] = {}
     for path, command in commands(tree):
         parts.append(f"\n## leasehold {' '.join(path)}\n\n{_paragraphs(command.help or '')}\n")
         own = tuple(row for row in options(command) if row not in once)
@@ -134,7 +135,7 @@ def page() -> str:
         if same != path and len(own) >= WORTH_A_REFERENCE:
             parts.append(f"\nTakes the options of `leasehold {' '.join(same)}`.\n")
         elif own:
-            parts += ["\n", *(_row(*each) for each in own)]
+            parts += ["\n", *_rows(own, path, explained)]
         for words, (call, output) in outputs.items():
             text = shortened(path, output)
             if words[: len(path)] == path and (text or call != f"leasehold {' '.join(path)}"):
@@ -149,6 +150,25 @@ def shortened(path: tuple[str, ...], output: str) -> str:
     if len(lines) == 1 or not shown:
         return ""
     return "".join(f"{line}\n" for line in [*shown, *(["…"] if shown != lines else [])])
+
+
+def _rows(
+    rows: Sequence[tuple[str, str]],
+    path: tuple[str, ...],
+    explained: dict[tuple[str, str], tuple[str, ...]],
+) -> Iterator[str]:
+    """Yield a line for each row, and one for several that an earlier command explains."""
+    again: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if explained.setdefault(row, path) != path:
+            again.setdefault(explained[row], []).append(row[0])
+    earlier = {command: names for command, names in again.items() if len(names) > 1}
+    for row in rows:
+        if explained[row] not in earlier:
+            yield _row(*row)
+    for command, names in earlier.items():
+        named = ", ".join(f"`{name}`" for name in names)
+        yield f"* {named}: as for `leasehold {' '.join(command)}`.\n"
 
 
 def _row(name: str, text: str) -> str:
