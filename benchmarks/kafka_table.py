@@ -233,7 +233,7 @@ class Sink:
 
     def ids(self) -> Any:
         """Return the column `id` of the table, as the catalog's clients read it."""
-        stream = DeployedStream.of(DeclaredStreams(self.settings).opened(None), self.settings)
+        stream = DeployedStream.of(DeclaredStreams(self.settings).usable(None), self.settings)
         return stream.table().scan(selected_fields=("id",)).to_arrow()["id"]
 
 

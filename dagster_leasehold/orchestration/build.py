@@ -38,11 +38,11 @@ from dagster_leasehold.shard_sources.registry import check_library
 
 Asset = dg.AssetsDefinition | dg.AssetSpec
 BUILT: list[ShardStream] = []
-"""The streams whose definitions this process has built, merged or not."""
+"""The streams whose definitions this process has built."""
 
 
 def streams_in(definitions: dg.Definitions) -> list[ShardStream]:
-    """Return the streams of definitions, also of merged ones."""
+    """Return the streams of definitions, which can be merged."""
     values = (getattr(value, "instance", None) for value in definitions.metadata.values())
     return [stream for stream in values if isinstance(stream, ShardStream)]
 
@@ -59,12 +59,12 @@ def build_definitions(
         streams: the streams to consume.
         leasehold: the resource `leasehold` of runs and sensors, one per code location; by default,
             the deployment that the settings describe.
-        hourly: assets with a partition per hour; without `streams`, build theirs separately.
+        hourly: assets with a partition per hour, of these streams, or of any if there are none.
 
     Raises:
-        InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
-            stream has settings of a node that the deployment does not serve; an hourly asset's
-            name is in use, or its stream is not in `streams`; a setting is not valid.
+        InvalidSetting: two streams have the same name in Dagster; a stream has settings for a node
+            that the deployment does not serve; an hourly asset's name is in use, or its stream is
+            not in `streams`; a setting is not valid.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
         SourceLibraryMissing: the client library of a stream's source is not installed.
 
@@ -88,7 +88,7 @@ def build_definitions(
     schedules: list[dg.ScheduleDefinition] = []
     checks: list[dg.AssetChecksDefinition] = []
     resources: dict[str, Any] = {LEASEHOLD: leasehold}
-    # Dagster copies sensors while it loads them, and warns about a parameter that it sets itself.
+    # While loading, Dagster copies sensors and warns about a parameter that it sets itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
         stream_assets = (
@@ -120,7 +120,7 @@ def build_definitions(
 
 
 def _with_specs(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[Asset]:
-    """Return assets with the specs that the user's function returns; their keys stay."""
+    """Apply the user's function to the specs of assets; keys cannot change."""
     if change is None:
         return assets
 
@@ -131,10 +131,10 @@ def _with_specs(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[
 
 
 def _stream_metadata(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
-    """Return metadata that holds the streams, each under a new key.
+    """Return metadata with the streams, each under a new key.
 
-    Merged definitions keep only the last value of a key, so under a shared key a stream that is
-    declared twice would not be noticed.
+    Merged definitions keep only the last value of a key, which would hide a stream that is declared
+    twice.
     """
     builds = len(BUILT)
     BUILT.extend(streams)
@@ -153,12 +153,12 @@ def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset])
         if streams and window.stream not in streams:
             raise InvalidSetting(
                 f"Hourly asset {shown(window.name)} is made from stream "
-                f"{shown(window.stream.name)}, which is not among the streams: add it."
+                f"{shown(window.stream.name)}, which is not in `streams`: add it."
             )
         if window.name in names:
             raise InvalidSetting(
-                f"Hourly asset {shown(window.name)} has the name of a stream, a job or another "
-                "hourly asset: rename it."
+                f"Hourly asset {shown(window.name)} has the same name as a stream, a job or "
+                "another hourly asset: rename it."
             )
         names.add(window.name)
 
@@ -170,7 +170,7 @@ def _check_names(streams: Sequence[ShardStream]) -> None:
         name = definition_name(stream)
         if name in stream_names:
             raise InvalidSetting(
-                f"Dagster cannot tell streams {stream_names[name]!r} and {stream.name!r} apart, "
-                "since its names have only letters, digits and underscores: rename one of them."
+                f"Streams {stream_names[name]!r} and {stream.name!r} have the same name in "
+                "Dagster, where names have only letters, digits and underscores: rename one."
             )
         stream_names[name] = stream.name

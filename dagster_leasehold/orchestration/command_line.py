@@ -1,7 +1,7 @@
-"""The command `leasehold`: it lists its commands, runs one, and explains errors in one sentence.
+"""The command `leasehold`.
 
 Exit codes: 0 success; 1 a check failed; 2 a user's mistake, explained in one sentence on standard
-error; 3 an unexpected error, whose stack trace is in the file that the sentence names.
+error; 3 an unexpected error, with its stack trace in the file that the sentence names.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ COMMANDS = {
 }
 """The module of each command, in the package `commands`.
 
-It has a function with the command's name, or a Typer application `app`. If several modules add
-commands to one application, this is the one that imports the others.
+The module has a function with the command's name, or a Typer application `app`. If several modules
+add commands to one application, it is the module that imports the others.
 """
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 class Sentences(TyperGroup):
-    """A group of commands whose help shows the first paragraph of each command in full."""
+    """A group of commands, with the first paragraph of each command's help in its own help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under their headings."""
@@ -107,8 +107,7 @@ def load_command(name: str) -> Any:
 def first_sentences(name: str) -> str:
     """Return the first paragraph of a command's help, parsed from its module's source.
 
-    The list of commands imports no command's module: their imports, such as the lease store and
-    Spark's client, take a fraction of a second each.
+    Importing all these modules, with the lease store and Spark's client, would take seconds.
     """
     return _help_in(f"{COMMANDS_PACKAGE}.{COMMANDS[name]}", name).partition("\n\n")[0]
 
@@ -131,7 +130,7 @@ def _help_in(module: str, name: str) -> str:
 
 
 class CommandList(Sentences):
-    """The group of all commands; it imports a command's module only to run the command."""
+    """The group of all commands; a command's module is imported only to run the command."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -143,7 +142,7 @@ class CommandList(Sentences):
         return SECTIONS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command for the list: its name and help, without its module."""
+        """Return a command with its name and help, without importing its module."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and cmd_name in COMMANDS:
             command.help = first_sentences(cmd_name)
@@ -168,7 +167,7 @@ app = typer.Typer(
 
 
 def _print_version(requested: bool) -> None:
-    """Print the version of Leasehold, and end."""
+    """Print the version of Leasehold, and exit."""
     if requested:
         from importlib.metadata import version as version_of
 
@@ -179,7 +178,7 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _root(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the stack trace of any error.")
+        bool, typer.Option("--debug", help="Print the stack trace of any error.")
     ] = False,
     version: Annotated[
         bool,
@@ -210,7 +209,7 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every error becomes one sentence."""
+    """Run one command, and return its exit code; print errors as one sentence."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -220,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe (`leasehold cat demo | head`), which is no error. Buffered
+        # The reader closed the pipe (`leasehold cat demo | head`), which is no error. Buffered
         # output is discarded, so that the interpreter prints no error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -230,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _explain(error)
-    # Typer turns an interrupt within a command into this code, and prints nothing.
+    # Typer returns this code for an interrupt within a command, and prints nothing.
     if code == EXIT_INTERRUPTED:
         sys.stderr.write("Interrupted.\n")
     return code if isinstance(code, int) else 0
@@ -243,7 +242,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, LeaseholdError):
         sys.stderr.write(_one_line(str(error)) + "\n")
         return EXIT_MISTAKE
-    # Typer's usage errors have no public class; they carry their own message and exit code.
+    # Typer's usage errors have no public class, but a method for their message.
     message = getattr(error, "format_message", None)
     if callable(message):
         text = str(message()).strip()
@@ -262,7 +261,7 @@ def _explain(error: Exception) -> int:
         traceback.print_exception(error, file=log)
     sys.stderr.write(
         f"An unexpected error ({type(error).__name__}) ended the command. Its stack trace is in "
-        f"{log.name}; --debug shows it here.\n"
+        f"{log.name}; --debug prints it here.\n"
     )
     return EXIT_UNEXPECTED
 

@@ -29,7 +29,7 @@ TEMPLATE = {"type": "string", "pattern": r"\{\{.*\}\}"}
 
 
 class CommentedAttributes(dg.Scaffolder):
-    """Writes a component's YAML: each attribute below a comment that explains it."""
+    """Writes a component's YAML, with a comment above each attribute."""
 
     @override
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
@@ -44,14 +44,14 @@ class CommentedAttributes(dg.Scaffolder):
 
 
 class DeclaringComponent(dg.Component, Generic[T]):
-    """A component whose attributes are those of a declared class.
+    """A component with the attributes of a declared class.
 
-    Dagster fills in templates. Then pydantic checks the attributes by the class, and `NamesInYaml`
-    resolves the names of sources, functions and streams.
+    Dagster fills in templates. Then pydantic validates the attributes, and `NamesInYaml` resolves
+    the names of sources, functions and streams.
 
     Attributes:
         declares: the class.
-        defaults: the values of attributes that YAML can omit although the class requires them.
+        defaults: the values of required attributes that YAML can omit.
     """
 
     declares: ClassVar[type[Any]]
@@ -61,7 +61,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
         self.declared = declared
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return an asset's spec; override it in a subclass to change it."""
+        """Return an asset's spec; a subclass can override this to change the spec."""
         return spec
 
     @override
@@ -69,7 +69,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
     def get_model_cls(cls) -> type[BaseModel]:
         """Return a model that accepts any attributes, with the schema of the class.
 
-        `dg check yaml` checks by the schema, since templates have no values yet.
+        `dg check yaml` uses the schema, because templates have no values then.
         """
         own = TypeAdapter(cls.declares).json_schema()
         definitions = own.pop("$defs", {})
@@ -97,7 +97,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
     @override
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
-        """Return the component; without `name`, it has the name of its folder."""
+        """Return the component; the default of `name` is the name of its folder."""
         templates = attributes.root if isinstance(attributes, RootModel) else {}
         values = context.resolution_context.at_path("attributes").resolve_value(templates)
         values = {"name": context.path.name, **cls.defaults, **values}
@@ -107,7 +107,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Replace the references in a JSON schema by the definitions that they name."""
+    """Replace the references in a JSON schema by their definitions."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
@@ -119,7 +119,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Accept a template for each attribute of a schema."""
+    """Return a schema that also accepts a template for each attribute."""
     properties: dict[str, Any] = {}
     for name, each in schema["properties"].items():
         notes = {key: each.pop(key) for key in ("description", "default") if key in each}
@@ -139,39 +139,36 @@ class NamesInYaml:
         """Return a stream's source, given as its kind, or as `{kind: options}`."""
         kinds = {named: {}} if isinstance(named, str) else named
         if len(kinds) != 1:
-            raise InvalidSetting("source is not valid: name one kind, with its options below it.")
+            raise InvalidSetting("source is not valid: give one kind, with its options below it.")
         [(kind, options)] = kinds.items()
         return named_source(kind, stream, settings=self._settings, **(options or {}))
 
     def function(self, what: str, path: str) -> Callable[..., Any]:
-        """Return the function at `module.function`.
-
-        If there is no such function, the error message begins with `what`.
-        """
+        """Return the function at `module.function`; an error message begins with `what`."""
         return function_at(what, path, self._settings.home)
 
     def stream(self, named: str) -> ShardStream:
-        """Return the stream with this name in YAML, or the Python stream at `module.name`."""
+        """Return the stream with this name in YAML, or the stream at `module.name` in Python."""
         components = self._context.component_tree.get_all_components(of_type=ShardStreamComponent)
         streams = {each.declared.name: each.declared for each in components}
         if named in streams:
             return streams[named]
         if "." not in named:
             raise UnknownStream(
-                f"The stream {shown(named)} is not declared in YAML; the streams there are: "
-                f"{listed(streams)}. Name a stream of a Python module as module.name."
+                f"The stream {shown(named)} is not declared in YAML. YAML declares these "
+                f"streams: {listed(streams)}. Give a stream of a Python module as module.name."
             )
         stream = object_at("The stream", named, self._settings.home)
         if isinstance(stream, ShardStream):
             return stream
-        raise InvalidSetting(f"The stream, {shown(named)}, is not a ShardStream: name one.")
+        raise InvalidSetting(f"The stream, {shown(named)}, is not a ShardStream: use one.")
 
 
 @dg.scaffold_with(CommentedAttributes)
 class ShardStreamComponent(DeclaringComponent[ShardStream]):
     """A stream that is consumed exactly once into a table, with a partition per shard.
 
-    Its attributes are those of `ShardStream`; the default of `name` is the name of its folder.
+    It has the attributes of `ShardStream`; the default of `name` is the name of its folder.
     """
 
     declares = ShardStream
@@ -185,7 +182,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
         """Run `work()`, and yield its events; a subclass can override this to add steps.
 
         Args:
-            context: Dagster's context of the asset, or of the job that consumes for a node.
+            context: Dagster's context of the asset or of the consuming job.
             work: consumes the shards of the run.
         """
         return self.declared.carry_out(context, work)
@@ -203,7 +200,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
 class HourlyAssetComponent(DeclaringComponent[HourlyAsset]):
     """An asset with one partition per hour of event time, made from the output of a stream.
 
-    Its attributes are those of `HourlyAsset`; the default of `name` is the name of its folder.
+    It has the attributes of `HourlyAsset`; the default of `name` is the name of its folder.
     """
 
     declares = HourlyAsset

@@ -4,8 +4,8 @@ The connections of Dagster's own class have no timeout. If the database host bec
 during a statement, or the server hangs, the calling thread blocks until its process ends. That
 thread can be the daemon's loop, or a request of the web server.
 
-Dagster's class also opens a connection for each transaction. For each connection, the driver reads
-the host's certificates, which took half a core of the daemon and delayed its ticks.
+Dagster's class also opens a connection per transaction. The driver then reads the host's
+certificates, which took half a core of the daemon and delayed its ticks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from sqlalchemy.pool import NullPool, QueuePool
 from dagster_leasehold.lease_store.database_errors import Verdict, verdict
 
 CONNECT_LIMIT_S = 3
-"""Dagster tries to connect six times, and a sensor's tick has a timeout of 60 s."""
+"""Short, since Dagster tries to connect six times, and a tick has a timeout of 60 s."""
 STATEMENT_LIMIT_S = 30
 """The timeout of a reply: longer than any query of the UI, shorter than a tick's timeout."""
 IDLE_S = 60
-"""The server closes a session that is idle for longer, so only busy processes keep one open."""
+"""The server closes sessions that are idle for longer, so only busy processes keep one open."""
 RECYCLE_S = 15
-"""The longest life of a connection, and so the longest time until a fail-over's DNS is used."""
+"""The longest life of a connection, which limits the time until a fail-over's DNS is used."""
 _PLUGIN, _LIMIT = "leasehold_limits", "leasehold_statement_limit_s"
 
 
 class LimitedMySQLStorage(DagsterMySQLStorage):
-    """The storage class to name in `dagster.yaml`: Dagster's, with a timeout per statement."""
+    """The storage class for `dagster.yaml`: Dagster's class with a timeout per statement."""
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def with_limits(url: str, statement_s: int) -> str:
 class StatementLimits(CreateEnginePlugin):
     """Sets the timeouts on each engine of a URL, and a pool if the engine has none.
 
-    It is a plugin, since Dagster creates engines in several places. The URL itself cannot set the
-    timeouts, since its parameters are texts and the driver requires numbers.
+    It is a plugin, since Dagster creates engines in several places. Parameters of the URL cannot
+    set the timeouts, since they are texts and the driver requires numbers.
     """
 
     def __init__(self, url: sa.URL, kwargs: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class StatementLimits(CreateEnginePlugin):
             }
 
     def update_url(self, url: sa.URL) -> sa.URL:
-        """Remove the parameter that only this plugin understands."""
+        """Remove this plugin's own parameter."""
         return url.difference_update_query([_LIMIT])
 
     def engine_created(self, engine: Engine) -> None:
@@ -114,11 +114,11 @@ def _limit_idle_time(connection: Any, _record: object) -> None:
 
 
 def _drop_connection(context: ExceptionContext) -> None:
-    """Drop a connection after a timeout, and a connection to a server that is now a replica.
+    """Drop a connection after a timeout, or if its server has become a replica.
 
-    1. A statement times out, and the server sends its reply later.
-    2. The pool would hand out this connection again.
-    3. The next statement would read the first statement's reply as its own.
+    1. A statement times out, and its connection returns to the pool.
+    2. The server sends the reply later.
+    3. The next statement on the connection would read that reply as its own.
     """
     timed_out = isinstance(context.original_exception, TimeoutError)
     error = context.sqlalchemy_exception

@@ -1,8 +1,8 @@
 """Finds the declared streams of a deployment.
 
-One module declares them: the module that a command's option names, or the settings, or the project
-of the current folder, in this order. It holds `ShardStream`s, also in lists and dictionaries, or
-Dagster's definitions, which include the streams of YAML files.
+One module declares them. A command's option names it, otherwise the settings, otherwise the project
+of the current folder. It has `ShardStream`s, also in lists and dictionaries, or Dagster's
+definitions, which include the streams of YAML files.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def named_source(
 ) -> ShardSource:
     """Return a stream's source by the name of its kind: `named_source("kafka", "visits", …)`.
 
-    This sends no request to the service. The client library is imported at the first use, so hosts
-    that only read leases and output do not need it.
+    No request is sent. The client library is imported at first use, so hosts that only read leases
+    and output do not need it.
 
     Args:
         kind: `local_log`, `kafka`, `kinesis`, `loghub`, or your own.
-        stream: the stream's name. It is also the log's name in the service, unless an option gives
-            another one. A local log is in the folder `logs/STREAM` of the home.
-        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
-        options: of that kind of source.
+        stream: the stream's name. Unless an option gives another name, it is also the log's name in
+            the service. A local log is in the folder `logs/STREAM` of the home.
+        settings: None reads them from the environment and `leasehold.toml`.
+        options: the options of that kind of source.
 
     Raises:
         UnknownSource: there is no source of this kind.
@@ -64,9 +64,8 @@ class DeclaredStreams:
     """The streams of one deployment, by name; their module is imported at first use.
 
     Attributes:
-        settings: of the deployment.
-        module: the module that declares the streams; None means the module that the settings name,
-            or if they name none, the project's.
+        module: the module that declares the streams; None means the module of the settings, or
+            without one, the project's.
     """
 
     settings: Settings
@@ -74,71 +73,51 @@ class DeclaredStreams:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all streams, in their order.
-
-        Raises:
-            InvalidSetting: the module cannot be imported, or a stream is declared twice.
-        """
+        """The names of all streams, in their order."""
         return tuple(self._by_name)
 
-    def opened(self, name: str | None) -> ShardStream:
-        """Return a stream, and check that its library is installed; None means the only stream.
-
-        Raises:
-            InvalidSetting, UnknownStream: as `described`.
-            SourceLibraryMissing: the client library of its source is not installed.
-        """
-        stream = self.described(name)
+    def usable(self, name: str | None) -> ShardStream:
+        """Return a stream whose source's library is installed. None means the only stream."""
+        stream = self.find(name)
         check_library(stream.source)
         return stream
 
-    def described(self, name: str | None) -> ShardStream:
-        """Return a stream; its source's library can be missing. None means the only stream.
+    def find(self, name: str | None) -> ShardStream:
+        """Return a stream, even if its source's library is missing. None means the only stream.
 
         Raises:
             InvalidSetting: the module cannot be imported, or a stream is declared twice.
             UnknownStream: no stream has this name, or `name` is None and there are several.
         """
-        names = self._some_names
+        names = self._existing_names
         if name is None and len(names) == 1:
             return self._by_name[names[0]]
         if name is None:
-            raise UnknownStream(f"Name the stream; the declared streams are: {listed(names)}.")
+            raise UnknownStream(
+                f"Give the stream's name. The declared streams are: {listed(names)}."
+            )
         if name not in names:
             raise UnknownStream(
-                f"No stream {shown(name)} is declared in the module {shown(self._module_name)}; "
-                f"the declared streams are: {listed(names)}."
+                f"Module {shown(self._module_name)} declares no stream {shown(name)}. Its streams "
+                f"are: {listed(names)}."
             )
         return self._by_name[name]
 
     def all(self) -> tuple[ShardStream, ...]:
-        """Return all streams, in their order.
-
-        Raises:
-            InvalidSetting, SourceLibraryMissing: as `opened`.
-            UnknownStream: no stream is declared.
-        """
-        return tuple(self.opened(name) for name in self._some_names)
+        """Return all streams, in their order."""
+        return tuple(self.usable(name) for name in self._existing_names)
 
     def memberships_of(self, node: NodeName) -> dict[GroupKey, Node]:
-        """Return the row that registers `node` in each stream's group.
-
-        Raises:
-            InvalidSetting: the module cannot be imported.
-            UnknownStream: no stream is declared.
-        """
-        streams = [self.described(name) for name in self._some_names]
+        """Return the row of `node` for each stream's group."""
+        streams = [self.find(name) for name in self._existing_names]
         return {stream.key: stream.node(node, address="") for stream in streams}
 
     @property
     def definitions_module(self) -> str:
         """The module of definitions that Dagster's processes load.
 
-        This is the module that an option names, or the module of the settings or the project if it
-        has definitions. Otherwise it is this package's module, which builds all declared streams.
-
-        Raises:
-            InvalidSetting: the module cannot be imported.
+        It is the module of the option, or the module of the settings or the project if that has
+        definitions. Otherwise it is this package's own, which builds all declared streams.
         """
         if self.module is not None:
             return self.module
@@ -147,23 +126,19 @@ class DeclaredStreams:
         return self._module_name
 
     @property
-    def _some_names(self) -> tuple[str, ...]:
-        """The names of all streams.
-
-        Raises:
-            InvalidSetting: the module cannot be imported, or a stream is declared twice.
-            UnknownStream: no stream is declared.
-        """
+    def _existing_names(self) -> tuple[str, ...]:
+        """The names of all streams."""
         if self.names:
             return self.names
         if self._module_name is None:
             raise UnknownStream(
-                "No stream is declared here: run the command in the folder of the module that "
-                "declares one, name that module with -m, or create one with `leasehold init`."
+                "No stream is declared here. Run the command in the folder of the module that "
+                "declares your streams, give that module with -m, or create one with "
+                "`leasehold init`."
             )
         raise UnknownStream(
-            f"The module {shown(self._module_name)} declares no streams: name a module with a "
-            "ShardStream, or with definitions from build_definitions or a component."
+            f"Module {shown(self._module_name)} declares no streams: use a module that has a "
+            "ShardStream, or definitions from build_definitions or a component."
         )
 
     @cached_property

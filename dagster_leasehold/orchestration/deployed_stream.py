@@ -1,4 +1,4 @@
-"""A stream with its deployment, for programs that read its table."""
+"""A stream and its deployment, for programs that read the stream's table."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class DeployedStream(ShardStream):
 
     @classmethod
     def of(cls, stream: ShardStream, settings: Settings) -> Self:
-        """Return a stream with the settings of its deployment."""
+        """Combine a stream and the settings of its deployment."""
         values: dict[str, Any] = {each.name: getattr(stream, each.name) for each in fields(stream)}
         return cls(**values, settings=settings)
 
     def table(self) -> Table:
-        """Return the PyIceberg table, as it is published at this moment.
+        """Return the PyIceberg table, with its current snapshot.
 
         Raises:
             TableUnavailable: no output is published yet, or the catalog does not answer.
@@ -54,7 +54,7 @@ class DeployedStream(ShardStream):
 
         catalog = self.settings.catalog_settings
         name = self.iceberg.table_name(catalog.name, self.key)
-        # The lease database is a catalog, too; `leasehold db upgrade` creates the catalog's tables.
+        # The lease database is also a catalog; `leasehold db upgrade` creates the catalog's tables.
         lease_database = {
             "type": "sql",
             "uri": self.settings.store_url.get_secret_value(),
@@ -66,7 +66,7 @@ class DeployedStream(ShardStream):
         except Exception as error:
             raise TableUnavailable(
                 f"The table {name.namespace}.{name.name} of stream {self.name} cannot be opened in "
-                f"catalog {catalog.name} ({type(error).__name__}): check that its deployment has "
+                f"catalog {catalog.name} ({type(error).__name__}): check that the deployment has "
                 "published output, and that it uses this catalog."
             ) from error
 
@@ -80,8 +80,8 @@ class DeployedStream(ShardStream):
         """Return the committed records as an Arrow dataset.
 
         Args:
-            span: only records with event times in this range.
-            time_column: the column with the event times, if the transform renames it.
+            span: the range of event times.
+            time_column: the column of event times, if the transform renames it.
             options: `shards`, `snapshot_id` and `wait`; see `ReadOptions`. Unless `wait` is False,
                 the dataset has all records that were committed before the call.
 
@@ -135,7 +135,7 @@ def declared_stream(name: str | None = None, settings: Settings | None = None) -
 
     Args:
         name: the stream's name; None means the only stream.
-        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
+        settings: None reads them from the environment and `leasehold.toml`.
 
     Raises:
         InvalidSetting: the module cannot be imported, or a stream is declared twice.
@@ -150,4 +150,4 @@ def declared_stream(name: str | None = None, settings: Settings | None = None) -
         Run this in the folder of your project.
     """
     settings = settings or load_settings()
-    return DeployedStream.of(DeclaredStreams(settings).opened(name), settings)
+    return DeployedStream.of(DeclaredStreams(settings).usable(name), settings)

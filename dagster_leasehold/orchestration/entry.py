@@ -1,4 +1,4 @@
-"""The entry point of `leasehold`: Ctrl-C prints no stack trace, even during imports."""
+"""The entry point of `leasehold`, which prints no stack trace at Ctrl-C, even during imports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The recent history of a consumer group, from its journal and ledger, for display only.
-
-A holding is the time for which a node held a shard. A move is a shard's change of holder. A run's
-row has the batches that the run committed.
-"""
+"""The recent history of a consumer group, from its journal and ledger, for display only."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The time for which one node held a shard."""
+    """A time in which a node held a shard."""
 
     shard: ShardId
     node: NodeName
@@ -34,7 +30,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A shard's move from one holder to the next.
+    """A shard's change of holder.
 
     Attributes:
         begin: when the transfer began, or when the shard became unassigned.
@@ -80,7 +76,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The commits within one interval; all intervals have the same length.
+    """The commits in one interval; all intervals have the same length.
 
     Attributes:
         at: the end of the interval.
@@ -104,16 +100,16 @@ def holdings_over_time(
     """Return the holdings in order of shards and time; current ones end at `until`.
 
     Args:
-        journal: the entries, or the newest of them.
-        until: now.
-        first_holders: the holders of shards before the first of these entries.
+        journal: the newest entries.
+        until: the current time.
+        first_holders: the holders of shards before the first entry.
     """
     since = journal[0].at if journal else until
     current = {shard: (node, since) for shard, node in (first_holders or {}).items()}
     holdings: list[Holding] = []
     for entry in journal:
         if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
-            continue  # The holder stays during a transfer; the next edge shows its outcome.
+            continue  # The holder is unchanged during a transfer; the next edge has the outcome.
         before = current.pop(entry.shard, None)
         has_holder = entry.to_state is ShardState.ALREADY_ALLOC
         if before is not None and has_holder and before[0] == entry.to_owner:
@@ -130,9 +126,9 @@ def holdings_over_time(
 def holders_before(
     journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
 ) -> dict[ShardId, NodeName]:
-    """Return the holders before the first entry: each shard's first edge names its former holder.
+    """Return the holders before the first entry, from the first edge of each shard.
 
-    A shard without an edge has had the same holder all the time.
+    A shard without an edge has always had its current holder.
     """
     holders = dict(now)
     for entry in reversed(journal):
@@ -146,7 +142,7 @@ def holders_before(
 
 
 def moves(journal: Iterable[JournalEntry]) -> list[Move]:
-    """Return the completed moves of shards in order of their ends."""
+    """Return the completed moves, ordered by end time."""
     starts: dict[ShardId, tuple[datetime, NodeName, bool]] = {}
     completed: list[Move] = []
     for entry in journal:
@@ -166,7 +162,7 @@ def moves(journal: Iterable[JournalEntry]) -> list[Move]:
 
 
 def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunRow]:
-    """Return the runs in the order in which they began."""
+    """Return the runs, ordered by start time."""
     rows: dict[str, RunRow] = {}
 
     def row(run: str, node: NodeName | None, at: datetime) -> RunRow:
@@ -189,20 +185,20 @@ def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunR
 
 
 def points(batches: Iterable[Batch], buckets: int = BUCKETS) -> list[Point]:
-    """Return the commits per interval, in order; an empty list without commits."""
-    dated = [
+    """Return the commits per interval, in order."""
+    commits = [
         (batch.committed_at, batch.statistics)
         for batch in batches
         if batch.committed_at is not None
     ]
-    if not dated:
+    if not commits:
         return []
-    first, last = min(at for at, _ in dated), max(at for at, _ in dated)
+    first, last = min(at for at, _ in commits), max(at for at, _ in commits)
     span = max((last - first) / buckets, timedelta(seconds=1))
     count = min((last - first) // span + 1, buckets)
     records = [0] * count
     ages: list[float | None] = [None] * count
-    for at, statistics in dated:
+    for at, statistics in commits:
         place = min((at - first) // span, count - 1)
         records[place] += statistics.written
         if statistics.first_event_time is not None:

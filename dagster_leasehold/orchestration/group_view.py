@@ -1,7 +1,7 @@
-"""A consumer group for display: its nodes and shards as rows.
+"""The nodes and shards of a consumer group, for display.
 
-`leasehold status` shows one reading, and `leasehold top` a series of readings. The protocol does
-not use these ages, which come from the database's clock or the caller's.
+`leasehold status` shows one reading, and `leasehold top` a series of readings. The ages come from
+the clock of the database or the caller, and the protocol does not use them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RATE_WINDOW_S = 60.0
 class Liveness(StrEnum):
     """The liveness of a node, for display.
 
-    `alive`: it has beaten within the group's timeout. `silent`: it has not, but no node has
-    evicted it yet. `left`: it left the group, or was evicted.
+    `alive`: its last heartbeat is within the group's timeout. `silent`: it is older, and no node
+    has evicted the node yet. `left`: the node left the group or was evicted.
     """
 
     ALIVE = "alive"
@@ -46,12 +46,11 @@ class NodeRow:
     """A node of a group.
 
     Attributes:
-        node: its name.
         liveness: see `Liveness`.
-        last_beat_s: seconds since its last beat; None after it left.
+        last_beat_s: seconds since its last heartbeat; None after it left.
         member: True until it leaves or is evicted.
         accepts_runs: False while it transfers its shards to other nodes.
-        lease_id: the number of its beats.
+        lease_id: the number of its heartbeats.
         shards: the number of shards that it holds.
         release: the release of Leasehold that it runs.
     """
@@ -71,22 +70,21 @@ class ShardRow:
     """A shard of a group.
 
     Attributes:
-        shard: its name.
-        state: of its lease.
+        state: the state of its lease.
         consumer_owner: the holder; None if the shard is unassigned.
         next_owner: the node that it is transferred to; None outside a transfer.
         check_point: the cursor where its committed output ends.
-        lag: the number of unread records; None if the source does not know it.
-        lag_seconds: the age of the oldest unread record; None if it is unknown.
+        lag: the number of unread records; None if unknown.
+        lag_seconds: the age of the oldest unread record; None if unknown.
         rate: committed records per second; None after a single reading.
         caught_up_s: seconds until all records are read, at the current rate; None while the lag
             does not decrease.
-        epoch: of its newest tenure.
-        run: the run that has it open; empty if none has.
+        epoch: the epoch of its newest tenure.
+        run: the run that has it open; empty without one.
         parents: the shards that it was split or merged from.
-        obstacle: a sentence that explains why it makes no progress; empty if it makes progress.
+        obstacle: why it makes no progress, as a sentence; empty if it does.
         last_error: the last error of a run since the shard's last commit; empty without one.
-        last_error_s: the age of that error in seconds; None if it is unknown.
+        last_error_s: the age of that error in seconds; None if unknown.
     """
 
     shard: ShardId
@@ -112,8 +110,8 @@ class GroupView:
 
     Attributes:
         snapshot: the rows of the lease store.
-        nodes: by name.
-        shards: by rank.
+        nodes: the nodes, by name.
+        shards: the shards, by rank.
         trouble: a sentence if the source did not answer; empty otherwise.
     """
 
@@ -127,21 +125,19 @@ class GroupView:
         if any(row.liveness is Liveness.ALIVE for row in self.nodes):
             return None
         ages = [row.last_beat_s for row in self.nodes if row.last_beat_s is not None]
-        last = f"the last beat was {duration(min(ages))} ago" if ages else "it has no member"
+        last = f"last heartbeat {duration(min(ages))} ago" if ages else "no members"
         return (
-            f"No node of {self.snapshot.group.key} is alive ({last}): nothing is consumed until a "
-            "deployment runs again."
+            f"No node of {self.snapshot.group.key} is alive ({last}), so nothing is consumed. "
+            "Start the deployment's daemon and agents."
         )
 
     def obstacles(self) -> list[str]:
-        """Return a sentence for each shard without progress; no sentence if no node is alive."""
+        """Return a sentence for each shard without progress; empty if no node is alive."""
         return [] if self.death() else [row.obstacle for row in self.shards if row.obstacle]
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The numbers of one reading, from which rates are calculated."""
-
     at_s: float
     records: Mapping[ShardId, int]
     lags: Mapping[ShardId, int | None]
@@ -149,13 +145,10 @@ class _Point:
 
 @dataclass(slots=True)
 class GroupReader:
-    """Reads a group repeatedly, and calculates rates from earlier readings.
+    """Reads a group repeatedly, and computes rates from earlier readings.
 
     Attributes:
-        store: the lease store.
-        key: the group.
         source: the log that it reads.
-        clock: monotonic seconds.
         now: the wall clock, for the age of unread records.
     """
 
@@ -198,7 +191,7 @@ class GroupReader:
         shard, lag = lease.shard, lags.records.get(lease.shard)
         in_transfer = lease.lease_owner != lease.consumer_owner
         failed_at = None if lease.suspicion is None else lease.suspicion.error_at
-        hindrance = obstacle(
+        stall = obstacle(
             self.key,
             lease,
             nodes=alive,
@@ -218,7 +211,7 @@ class GroupReader:
             lease.consumer_epoch,
             lease.consumer_run,
             lease.parents,
-            "" if hindrance is None else hindrance.sentence,
+            "" if stall is None else stall.sentence,
             last_error(lease),
             None if failed_at is None else max(0.0, (self.now() - failed_at).total_seconds()),
         )
@@ -242,8 +235,7 @@ def node_rows(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> tuple[
     """Return the nodes of a group.
 
     Args:
-        snapshot: of the group.
-        beat_ages: seconds since each member's last beat.
+        beat_ages: seconds since each member's last heartbeat.
     """
     counts: dict[NodeName, int] = {}
     for lease in snapshot.shards:
@@ -273,9 +265,9 @@ def _liveness(node: Node, age_s: float | None, timeout_s: float) -> Liveness:
 
 
 def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:
-    """Return the tree of splits and merges as a list of shards, each with its depth.
+    """Return the tree of splits and merges as a list of shards with their depths.
 
-    A shard follows the first of its parents that is in `rows`; without one, its depth is 0.
+    A shard is below the first of its parents in `rows`; without one, its depth is 0.
     """
     by_shard = {row.shard: row for row in rows}
     children: dict[ShardId | None, list[ShardRow]] = {}
@@ -292,6 +284,6 @@ def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values; None if one of them is unknown."""
+    """Return the sum of the values; None if one is None."""
     parts: Sequence[float | None] = list(values)
     return None if None in parts else sum(part or 0 for part in parts)

@@ -1,4 +1,4 @@
-"""The Dagster instance of a deployment: its `dagster.yaml`, and the one-time set-up of its home."""
+"""The Dagster instance of a deployment: its `dagster.yaml`, and the creation of its home."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagster_leasehold.orchestration.settings import LOCATION, Settings
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
 INSTANCE_FILE = "dagster.yaml"
 BACKFILL_RUNS_MAX = 16
-"""The most runs of one backfill at a time, on any number of hosts."""
+"""The most active runs of backfills, on all hosts."""
 
 _WORKSPACE = f"""\
 {OWNED_MARK}
@@ -24,79 +24,78 @@ load_from:
 """
 
 RUNS_PER_NODE_MAX = 8
-"""Of all streams together: a stream has at most two, and most have one, which waits for records."""
+"""The most active runs of a node, for all streams. A stream has at most two, and usually one."""
 
 _COMMON = """\
-# A run that a sensor requests for a node begins at once while no run waits and no limit is near.
-# All others wait in Dagster's queue, which is emptied every second.
+# A run that a sensor requests for a node starts at once if no run is queued and no limit is near.
+# Dagster's queue takes all other runs. The daemon checks it every second.
 run_coordinator:
   module: dagster_leasehold.orchestration.supervision.run_queue
   class: PromptRunCoordinator
   config:
     dequeue_interval_seconds: 1
-    # One node that answers late must not keep the runs of the others waiting.
+    # With threads, a node that answers late does not delay the runs of other nodes.
     dequeue_use_threads: true
     dequeue_num_workers: 4
 
 concurrency:
   runs:
-    # Runs of all nodes together; more of them wait in the queue, so raise it with the nodes.
+    # The most active runs of all nodes. Further runs are queued, so raise it with the nodes.
     max_concurrent_runs: {runs_max}
-    # These save work; what keeps a shard safe is its lease. Assets that share shard ids also
-    # share the first limit.
+    # These limits save work; shards are safe without them, by their leases. Assets with the same
+    # shard ids share the first limit.
     tag_concurrency_limits:
       - key: dagster/partition
         value:
           applyLimitPerUniqueValue: true
         limit: 1
-      # Each run is a process of about half a gibibyte.
+      # Each run is a process with about half a gibibyte of memory.
       - key: leasehold/node
         value:
           applyLimitPerUniqueValue: true
         limit: {runs_per_node}
-      # Runs of the sensors mostly wait for records; runs of a backfill work.
+      # Sensor runs mostly wait for records. Backfill runs use their cores all the time.
       - key: dagster/backfill
         limit: {backfill_max}
 
-# Without threads, one slow tick of one sensor delays all the others; so only four at once do.
+# Each slow tick occupies a thread, so that up to three slow ticks delay no other sensor.
 sensors:
   use_threads: true
   num_workers: 4
 
 run_monitoring:
   enabled: true
-  # How late the two limits below can be noticed: each look asks for all runs that are not over.
+  # The delay until the two timeouts below are noticed. Each check reads all unfinished runs.
   poll_interval_seconds: 15
-  # A run begins within seconds, on a busy host within a minute. One that does not fails, and its
-  # shards are launched again.
+  # A run starts within seconds, on a busy host within a minute. After this timeout it is marked as
+  # failed, and a new run is launched for its shards.
   start_timeout_seconds: 180
-  # A run that is terminated ends at once, in the middle of a batch. One that does not hangs.
+  # A terminated run ends at once, in the middle of a batch. After this timeout it counts as hung.
   cancel_timeout_seconds: 60
 
 retention:
-  # Most ticks are skipped, thousands a day for each stream: of these a day is kept, and of those
-  # that did something a week, for later questions.
+  # Days that ticks are kept. Each stream has thousands of skipped ticks a day.
   sensor:
     purge_after_days:
       skipped: 1
       started: 7
       failure: 7
       success: 7
-  # As for sensors.
+  # Days that ticks are kept, as for sensors.
   schedule:
     purge_after_days: 7
 
 telemetry:
   enabled: false
 
-# No invitation in front of the first page.
+# The UI shows no invitation to register before its first page.
 nux:
   enabled: false
 """
 
 _RETRIES = """
-# A run resumes from its shards' checkpoints, so that repeating one whose process died is safe. One
-# that failed has said why in a sentence, and would say it again.
+# A run resumes from its shards' checkpoints, so a run whose process died can safely be retried. A
+# run that failed with an error is not retried, since it would fail again.
 run_retries:
   enabled: true
   max_retries: 1
@@ -104,9 +103,8 @@ run_retries:
 """
 
 _MYSQL = """
-# One schema for Dagster, created with utf8mb4_bin: under a case-blind collation the partitions
-# of the shards 'a' and 'A' would be one. Dagster's own class would wait for a silent server for
-# ever.
+# Create the database with the collation utf8mb4_bin: under a case-insensitive collation, the
+# shards 'a' and 'A' would share a partition. Unlike Dagster's own class, this one has timeouts.
 storage:
   custom:
     module: dagster_leasehold.orchestration.dagster_storage
@@ -123,13 +121,13 @@ storage:
           env: DAGSTER_MYSQL_PASSWORD
         db_name:
           env: DAGSTER_MYSQL_DATABASE
-      # For each reply. `dagster instance migrate` can need more, where there are many events.
+      # The timeout of each reply. With many events, `dagster instance migrate` can need more.
       statement_limit_s: 30
 """
 
 
 _LAUNCHER = """
-# Each run goes to the node that its tag `leasehold/node` names, or that holds its shard.
+# Starts each run on the node in its tag `leasehold/node`, or on the node that holds its shard.
 run_launcher:
   module: dagster_leasehold.orchestration.supervision.node_launcher
   class: NodeRunLauncher
@@ -143,25 +141,25 @@ def _limited(runs_max: int, backfill_max: int) -> str:
 
 
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
-    """Return `dagster.yaml` for nodes that have agents, as `leasehold dev --nodes` writes it."""
+    """Return the `dagster.yaml` of `leasehold dev --nodes`, for nodes with agents."""
     storage = _MYSQL if mysql else ""
-    # The first run of a node takes over the waiting ones: one of each node is enough.
+    # The first backfill run on a node takes over its queued ones, so one run per node is enough.
     backfill_max = min(BACKFILL_RUNS_MAX, max(1, runs_max // 2 - 1))
     return f"{OWNED_MARK}\n{_limited(runs_max, backfill_max)}{_LAUNCHER}{storage}"
 
 
 def embedded_text(*, mysql: bool = False) -> str:
-    """Return `dagster.yaml` of the embedded default: SQLite in Dagster's home, and few runs."""
+    """Return the default `dagster.yaml`, with SQLite in Dagster's home and few runs."""
     storage = _MYSQL if mysql else ""
     return f"{OWNED_MARK}\n{_limited(16, 3)}{storage}"
 
 
 def production_text() -> str:
-    """Return a `dagster.yaml` for MySQL or MariaDB; the environment has address and password.
+    """Return a `dagster.yaml` for production, with MySQL or MariaDB.
 
-    Runs go to the nodes' agents, if there are any. A new node needs no change of the file.
-
-    The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
+    The environment variables `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD` and
+    `_DATABASE` describe the database. Runs start on their nodes' agents, if nodes have agents. A
+    new node needs no change of the file.
 
     Examples:
         >>> "run_launcher:" in production_text()
@@ -171,16 +169,16 @@ def production_text() -> str:
 
 
 def create_instance(settings: Settings, text: str | None = None) -> Path:
-    """Make Dagster's home ready and return it; safe to repeat, and from several processes.
+    """Create Dagster's home, and return it; repeated and concurrent calls are safe.
 
-    The first process to open a fresh SQLite home creates its tables, and a second one that starts
-    at the same moment dies in the attempt. So the tables are made here, once, under a file lock,
-    before any of Dagster's processes starts.
+    The first process that opens a new SQLite home creates its tables, and a second process that
+    does so at the same time fails. So this function creates the tables under a file lock, before
+    any of Dagster's processes starts.
 
     Args:
-        settings: whose `dagster_home` is made.
-        text: the content of `dagster.yaml`; None is the embedded default. A file without our mark
-            was written by a user and stays, and so does a `workspace.yaml`.
+        settings: of the deployment.
+        text: the content of `dagster.yaml`; None is the embedded default. A `dagster.yaml` or
+            `workspace.yaml` without our mark was written by a user, and stays.
     """
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)

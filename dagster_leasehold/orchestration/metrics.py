@@ -1,8 +1,8 @@
-"""The lease store as Prometheus metrics; each scrape reads the store, and changes nothing.
+"""The lease store as Prometheus metrics. A scrape only reads the store.
 
-The cost of a scrape depends on a group's shards, nodes and new journal entries, not on the group's
-age. The store keeps the totals of commits, so these counters survive a restart of the exporter.
-Counters of journal entries start at 0 when the exporter first reads the group.
+The cost of a scrape depends on a group's shards, nodes and new journal entries, not on its age. The
+store keeps the totals of commits, so these counters survive a restart of the exporter. Counters of
+journal entries start at 0 when the exporter first reads the group.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class StoreCollector(Collector):
     Attributes:
         store: returns the lease store; called at every scrape.
         source: returns the source of a group's stream; None if the stream is not declared here.
-        upkeep: returns the statements that membership in a group costs, if they were recorded.
-        clock: monotonic seconds.
+        upkeep: returns the recorded statements for membership in a group; None if none are.
         now: the wall clock, for the age of unread records.
     """
 
@@ -127,8 +126,6 @@ class StoreCollector(Collector):
 
 
 class _Families:
-    """The metric families of one scrape."""
-
     def __init__(self) -> None:
         self._all: list[Metric] = []
         gauge, counter = self._gauge, self._counter
@@ -148,7 +145,7 @@ class _Families:
         )
         self.standing = gauge(
             "leasehold_shard_standing_seconds",
-            "Time that a shard has not moved although records are unread",
+            "Time that a shard with unread records has made no progress",
             OF_SHARD,
         )
         self.paused = gauge("leasehold_group_paused", "1 if the group is paused, else 0", OF_GROUP)
@@ -165,7 +162,7 @@ class _Families:
         self.held = gauge("leasehold_node_shards", "Shards that a node can consume", OF_NODE)
         self.gaps = gauge(
             "leasehold_gaps",
-            "Ranges that were removed before they were consumed",
+            "Ranges of records that were removed before they were consumed",
             (*OF_GROUP, "acknowledged"),
         )
         self.ledger_rows = gauge("leasehold_ledger_rows", "Rows of committed batches", OF_GROUP)
@@ -180,7 +177,7 @@ class _Families:
         )
         self.upkeep = gauge(
             "leasehold_upkeep_statements",
-            "Statements that membership in the group cost in the last lease term",
+            "Statements for membership in the group in the last lease term",
             (*OF_GROUP, "kind"),
         )
         self.term = gauge("leasehold_upkeep_term_seconds", "Length of a lease term", OF_GROUP)
@@ -193,7 +190,7 @@ class _Families:
             "leasehold_takeovers", "Shards taken from a node that died or left", OF_GROUP
         )
         self.handovers = counter(
-            "leasehold_handovers", "Transfers between live nodes that ended", OF_GROUP
+            "leasehold_handovers", "Completed transfers between live nodes", OF_GROUP
         )
         self.journal = counter(
             "leasehold_journal_entries", "Journal entries by kind", (*OF_GROUP, "kind")
@@ -210,7 +207,7 @@ class _Families:
         return family
 
     def all(self) -> list[Metric]:
-        """Return the families in the order of their creation."""
+        """Return all families."""
         return self._all
 
     def add_shards(self, of: list[str], leases: Sequence[ShardLease]) -> None:
@@ -228,7 +225,7 @@ class _Families:
         self.source_up.add_metric(of, 0 if lags.trouble and not some_known else 1)
         for shard, lag in lags.records.items():
             age = ages.get(shard)
-            # An alert on a missing lag or on NaN would never fire, so 0 or 1 is always exported.
+            # An alert on a missing lag or on NaN never fires, so `…_known` is always exported.
             self.lag_known.add_metric([*of, shard], int(lag is not None))
             self.lag_seconds_known.add_metric([*of, shard], int(age is not None))
             if lag is not None:
@@ -237,7 +234,7 @@ class _Families:
                 self.lag_seconds.add_metric([*of, shard], age)
 
     def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
-        """Add the membership, beats and number of shards of each node."""
+        """Add the membership, heartbeats and number of shards of each node."""
         shards_by_node = Counter(lease.consumer_owner for lease in leases)
         for node in nodes:
             labels = [*of, str(node.name)]
@@ -264,7 +261,7 @@ class _Families:
         self.handovers.add_metric(of, changes.handovers)
 
     def add_upkeep(self, of: list[str], report: UpkeepReport) -> None:
-        """Add the statements that membership in a group costs."""
+        """Add the statements for membership in a group."""
         self.term.add_metric(of, report.term_s)
         for kind, count in report.statements.items():
             self.upkeep.add_metric([*of, kind], count)

@@ -21,7 +21,7 @@ NAMES_SHOWN_MAX = 20
 
 
 def console() -> Console:
-    """Return standard output as a Rich console of at most 100 columns, without colour in a pipe."""
+    """Return a Rich console on standard output, at most 100 columns wide."""
     from rich.console import Console
 
     wide = Console(highlight=False)
@@ -31,12 +31,12 @@ def console() -> Console:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural if needed: `1 shard`, `2,000 shards`."""
+    """Return a number and a noun: `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return a list of names as text; names after the first 20 are only counted."""
+    """Return names as text; names after the first 20 are only counted."""
     items = list(names)
     if not items:
         return "none"
@@ -46,12 +46,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def say(text: str = "") -> None:
-    """Print one line on standard output, without markup or folding."""
+    """Print one line as it is, without markup or folding."""
     sys.stdout.write(text + "\n")
 
 
 def plain(value: object) -> Any:
-    """Convert a value to JSON types: times to ISO 8601 in UTC, tuples to lists, enums to values."""
+    """Convert a value to JSON types; times become ISO 8601 in UTC."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, datetime):
@@ -74,11 +74,11 @@ def iso(at: datetime) -> str:
 
 
 def show_json(value: object) -> None:
-    """Print one JSON document on standard output."""
+    """Print a JSON document."""
     say(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
-def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
+def show_result(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
     """Print a command's result: sentences for people, or the facts as one JSON document."""
     if as_json:
         show_json(facts)
@@ -90,8 +90,8 @@ def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
 def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> None:
     """Print a table with columns such as `shard, >lag, ~last error`.
 
-    A column with `>` is aligned to the right. If the table is too wide, a column with `~` is
-    folded. None is shown as `-`. Cells are text, not markup, so an identifier cannot add colours.
+    A column with `>` is right-aligned. If the table is too wide, columns with `~` are folded. Cells
+    are text, not markup, so an identifier cannot add colours.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -107,13 +107,13 @@ def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> No
         )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
-    # The title is not the table's `title`, which is folded to the width of a narrow table.
+    # Not the table's own `title`, which Rich folds to the width of a narrow table.
     console().print(Text(title, overflow="fold"))
     console().print(table)
 
 
 def cell(value: object) -> str:
-    """Return the text of a table's cell: `-` for None or an empty text, `1,000`, `yes`."""
+    """Return the text of a table cell: `-` for None or an empty text, `1,000`, `yes`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Progress of long work: a live line in a terminal, otherwise a line every 30 s."""
+"""Progress of long work, as a live line in a terminal, otherwise as a line every 30 s."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ def progress(
     clock: Clock = time.monotonic,
     line_every_s: float = LINE_EVERY_S,
 ) -> Generator[Report]:
-    """Show progress, rate and remaining time on standard error, within a `with` block.
+    """Show progress, rate and remaining time on standard error within the block.
 
-    A terminal shows a live line, which is removed at the end. Without a terminal, a line is printed
-    every `line_every_s` seconds, so that logs stay short.
+    A terminal shows a live line, which is removed at the end.
 
     Args:
         work: the name of the work, in a word or two.
         unit: the counted things, in the plural; empty if nothing is counted.
         total: the number of units; None if it is reported later or unknown.
-        clock: monotonic seconds.
         line_every_s: the time between two lines without a terminal, in seconds.
 
     Returns:
@@ -81,10 +79,10 @@ def _live_line(work: str, unit: str, state: Progress) -> Generator[Report]:
 
 @contextmanager
 def _lines(work: str, unit: str, state: Progress, every_s: float) -> Generator[Report]:
-    ended, began_s = Event(), state.clock()
+    over, began_s = Event(), state.clock()
 
     def show() -> None:
-        while not ended.wait(every_s):
+        while not over.wait(every_s):
             counts = state.text(unit) or duration(state.clock() - began_s)
             sys.stderr.write(f"{work}: {counts}\n")
             sys.stderr.flush()
@@ -94,5 +92,5 @@ def _lines(work: str, unit: str, state: Progress, every_s: float) -> Generator[R
     try:
         yield state
     finally:
-        ended.set()
+        over.set()
         lines.join(JOIN_S)

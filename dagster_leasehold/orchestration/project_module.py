@@ -1,7 +1,7 @@
-"""Finds the project of the current folder: its folder, and the module that declares its streams.
+"""Finds the project of the current folder, and the module that declares its streams.
 
-The module is found as `dagster dev` finds one, except that a Python file is read first. A file
-whose text does not build definitions with this package is not imported.
+It searches like `dagster dev`, except that it imports a Python file only if the text of the file
+builds definitions with this package.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ WORKSPACE_FILE = "workspace.yaml"
 DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 BUILDING_WORDS = ("dagster_leasehold", "build_definitions")
 FILE_BYTES_MAX = 1024 * 1024
-"""Larger files are not read; code is smaller than this."""
+"""Larger files are not read."""
 
 
 def project_folder() -> Path:
     """Return the folder of the project that contains the current folder.
 
-    If the current folder has settings, it is the project. Otherwise the project is the nearest
-    folder, from the current one up, whose `pyproject.toml` names a Dagster module; without one, it
-    is the current folder. Since that module is imported, a parent's `pyproject.toml` is ignored
-    unless the owner of the current folder owns it.
+    This is the current folder if it has settings. Otherwise it is the nearest folder, from the
+    current one up, whose `pyproject.toml` names a Dagster module. Without one, it is the current
+    folder. The module will be imported, so a parent's `pyproject.toml` must belong to the owner of
+    the current folder.
 
     Raises:
         InvalidSetting: a `pyproject.toml` in one of these folders cannot be read.
@@ -47,9 +47,9 @@ def project_folder() -> Path:
 
 
 def import_folders(home: Path) -> list[Path]:
-    """Return the folders to import the project's modules from, as `dg` has them, then the home.
+    """Return the import path of the project, as in `dg`, and the home if it has settings.
 
-    The home is included if it has settings, since they can name a module in the same folder.
+    Settings in the home can name a module in the same folder.
     """
     project = project_folder()
     folders = [each for each in (project / "src", project) if each.is_dir()]
@@ -59,11 +59,11 @@ def import_folders(home: Path) -> list[Path]:
 def declaring_module() -> str | None:
     """Return the module that declares the streams of the current project; None without one.
 
-    The first of these that names a module is used: `[tool.dagster]` or `[tool.dg]` in the project's
-    `pyproject.toml`; `workspace.yaml`; the Python files in the folder that build definitions.
+    The first place that names a module is used: `[tool.dagster]` or `[tool.dg]` in the project's
+    `pyproject.toml`, then `workspace.yaml`, then the folder's Python files that build definitions.
 
     Raises:
-        InvalidSetting: it names several modules, or a file cannot be read.
+        InvalidSetting: a place names several modules, or a file cannot be read.
     """
     folder = project_folder()
     for place, modules in (
@@ -74,11 +74,11 @@ def declaring_module() -> str | None:
         names = [*dict.fromkeys(modules)]
         if len(names) > 1:
             raise InvalidSetting(
-                f"The {place} in {folder} can declare streams in {shown(names[0])} and in "
-                f"{shown(names[1])}: choose one of these modules with -m."
+                f"The {place} in {folder} can declare streams in the modules {shown(names[0])} and "
+                f"{shown(names[1])}: choose one of them with -m."
             )
         if names:
-            # This package's module declares no streams; it loads the declared ones.
+            # This package's own module loads declared streams, and declares none.
             return None if names[0] == DEFINITIONS_MODULE else names[0]
     return None
 

@@ -1,8 +1,8 @@
-"""An HTML page about a consumer group, which needs no network and no other file.
+"""An HTML page about a consumer group, in one file that loads nothing else.
 
-All values from the deployment are escaped, and the page's content security policy forbids loading
-anything. Charts are inline SVG with one path per node, so that a page about 10,000 shards has only
-a few megabytes.
+All values from the deployment are escaped, and a content security policy forbids loading anything.
+Charts are inline SVG with one path per node, so that a page about 10,000 shards has only a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dagster_leasehold.orchestration.group_view import GroupView, Liveness, tota
 from dagster_leasehold.orchestration.presentation import cell, counted, iso
 
 ROWS_MAX = 500
-"""The number of newest moves and runs that a page lists."""
+"""The most moves, and the most runs, in a page; the newest are taken."""
 OBSTACLES_MAX = 20
-"""The number of shards whose lack of progress a page explains."""
+"""The most sentences about shards without progress."""
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1_000, 110, 10, 8, 24
 LINE_HEIGHT = 180
 ROW_HEIGHTS = ((60, 16.0), (400, 7.0), (2_000, 3.0))
-"""Numbers of shards, and the height of a row up to this number, in pixels; above all, 1 pixel."""
+"""The height of a row for up to this many shards, in pixels; for more shards it is 1 pixel."""
 TICKS = 6
 LABELS_MAX = 60
 
@@ -39,12 +39,12 @@ class Report:
     Attributes:
         at: when the group was read.
         view: the current state of the group.
-        holdings: the times for which nodes held shards.
+        holdings: the times in which nodes held shards.
         moves: the moves of shards between nodes.
         runs: the newest runs.
         points: commits over time.
-        gaps: the ranges that were removed before they were consumed.
-        violations: the violations that `leasehold verify` finds; None if it did not run.
+        gaps: the ranges of records that were removed before they were consumed.
+        violations: the violations of `leasehold verify`; None if it did not run.
         notes: sentences about omitted parts.
     """
 
@@ -90,14 +90,14 @@ def page(report: Report) -> str:
 
 
 def ownership_picture(holdings: Sequence[Holding]) -> str:
-    """Return an SVG of the holders over time: a row per shard, a colour per node."""
+    """Return an SVG of the holders over time, with a row per shard and a colour per node."""
     if not holdings:
         return "<p>No shard has had an owner yet.</p>"
     shards = sorted({each.shard for each in holdings}, key=rank_key)
     nodes = sorted({each.node for each in holdings}, key=rank_key)
     row = next((height for most, height in ROW_HEIGHTS if len(shards) <= most), 1.0)
     tops = {shard: TOP + place * row for place, shard in enumerate(shards)}
-    span = _Span(min(each.begin for each in holdings), max(each.end for each in holdings))
+    span = _TimeAxis(min(each.begin for each in holdings), max(each.end for each in holdings))
     paths: dict[NodeName, list[str]] = {node: [] for node in nodes}
     for each in holdings:
         begin, end = span.x(each.begin), span.x(each.end)
@@ -126,8 +126,8 @@ def ownership_picture(holdings: Sequence[Holding]) -> str:
 def line_picture(series: Sequence[tuple[datetime, float]], unit: str) -> str:
     """Return an SVG with one curve over time, on an axis that starts at 0."""
     if len(series) < 2:
-        return "<p>There are too few commits for a line.</p>"
-    span = _Span(series[0][0], series[-1][0])
+        return "<p>There are too few commits for a chart.</p>"
+    span = _TimeAxis(series[0][0], series[-1][0])
     highest = max(value for _, value in series) or 1.0
     digits = 0 if highest >= 10 else 2
     usable = LINE_HEIGHT - TOP - BOTTOM
@@ -147,9 +147,7 @@ def line_picture(series: Sequence[tuple[datetime, float]], unit: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """The time range of a chart's horizontal axis."""
-
+class _TimeAxis:
     begin: datetime
     end: datetime
 
@@ -179,7 +177,7 @@ def _svg(height: float, parts: Iterable[str], name: str) -> str:
 
 
 def _colour(place: int) -> str:
-    # Hues that differ by the golden angle keep consecutive nodes distinct for any number of nodes.
+    # Hues that differ by the golden angle are distinct for consecutive nodes.
     return f"hsl({(210 + place * 137.508) % 360:.0f} 62% {(52, 40, 64)[place % 3]}%)"
 
 
@@ -216,7 +214,7 @@ def _numbers(report: Report) -> str:
     numbers = {
         "shards": f"{len(shards):,}",
         "unread records": "unknown" if lag is None else f"{lag:,.0f}",
-        "records in these pictures": f"{records:,}",
+        "records in these charts": f"{records:,}",
         "moves": f"{len(report.moves):,}",
         "gaps": f"{len(report.gaps):,}",
     }
@@ -225,7 +223,7 @@ def _numbers(report: Report) -> str:
 
 
 def _table(columns: str, rows: Iterable[Sequence[object]], *, filtered: bool = False) -> str:
-    """Return a table; a column with `>` is aligned to the right, and a click on a head sorts."""
+    """Return a sortable table; columns with `>` are right-aligned."""
     names = columns.split(", ")
     right = [name.startswith(">") for name in names]
     heads = "".join(
@@ -260,7 +258,7 @@ def _nodes(view: GroupView) -> str:
         )
         for row in view.nodes
     )
-    return _table("node, state, >last beat, takes runs, >shards, release", rows)
+    return _table("node, state, >last heartbeat, takes runs, >shards, release", rows)
 
 
 def _shards(view: GroupView) -> str:

@@ -1,4 +1,4 @@
-"""The deployment as Dagster's resource `leasehold`: the lease store, the output, Spark."""
+"""Dagster's resource `leasehold`: the deployment, with its lease store, output and Spark."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
     """The deployment of runs and sensors: its database, output, catalog and Spark.
 
     Each field overrides the setting of the same name in the environment and in `leasehold.toml`.
-    These are read for the fields that you omit: by `build_definitions`, when a run begins, and at
-    the first tick of a sensor. Call `build_definitions` in a function under `@dg.definitions` if
-    the import of your module shall not read settings.
+    Omitted fields are read from there by `build_definitions`, when a run begins, and at the first
+    tick of a sensor. If importing your module must not read settings, call `build_definitions` in a
+    function under `@dg.definitions`.
 
-    Commands and agents read only the settings. If the settings name another database, output or
-    catalog than the resource, a command refuses to run.
+    Commands and agents read only the settings. A command refuses to run if the settings name
+    another database, output or catalog than the resource.
 
     Attributes:
-        database_url: SQLAlchemy URL of the lease store. If it holds a password, give
+        database_url: SQLAlchemy URL of the lease store. If it has a password, use
             `dg.EnvVar("NAME")`.
         output: the folder or URI of all committed output.
-        home: the folder of logs, lease store and output, unless other fields name other places.
+        home: the folder of logs, lease store and output, except those that other fields place
+            elsewhere.
         spark: `connect`, the address of a Spark server or master, or Spark's settings as JSON.
         catalog: the name of the catalog of the published tables.
         catalog_properties: PyIceberg's properties of a catalog other than the lease database.
@@ -80,41 +81,41 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
                 variable, value = value.env_var_name, value.get_value()
                 if not value:
                     raise InvalidSetting(
-                        f"LeaseholdResource takes {name} from the environment variable {variable}, "
-                        "which is not set: set it."
+                        f"LeaseholdResource reads {name} from the environment variable {variable}, "
+                        "which is not set. Set it."
                     )
             values[name] = value
         return load_settings("LeaseholdResource", **values)
 
     def refuse_secrets(self) -> None:
-        """Refuse a password, which Dagster would store and show with the configuration.
+        """Refuse a password in the configuration, which Dagster stores and shows.
 
         Raises:
-            InvalidSetting: `database_url` holds a password.
+            InvalidSetting: `database_url` has a password.
         """
         url = self.database_url
         if url and not isinstance(url, dg.EnvVar) and without_secrets(url) != url:
             raise InvalidSetting(
-                "LeaseholdResource holds a password in database_url, which Dagster would show: "
-                'give it as dg.EnvVar("NAME"), and set that variable.'
+                "LeaseholdResource has a password in database_url, which Dagster would show: "
+                'use dg.EnvVar("NAME"), and set that variable.'
             )
 
 
 DEFAULT = LeaseholdResource()
 """The deployment that the settings describe.
 
-It is one object, since Dagster merges definitions only if they share the resource.
+It is one object, since Dagster merges only definitions that share the resource.
 """
 _OPENING = Lock()
 
 
 def deployment_of(settings: Settings) -> Deployment:
-    """Return the deployment that the settings describe; it opens the store at first use."""
+    """Return the deployment that the settings describe; the store is opened at first use."""
 
     stores: list[LeaseStore] = []
 
     def store() -> LeaseStore:
-        # Steps run in threads of one process, and share one pool of connections.
+        # The steps of a process run in threads, and share one pool of connections.
         with _OPENING:
             if not stores:
                 settings.home.mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 @cache
 def _store_at(url: SecretStr) -> LeaseStore:
-    """Return the lease store at a URL; all definitions of a process share its connections."""
+    """Return the lease store at a URL, shared by all definitions of a process."""
     from dagster_leasehold.lease_store import open_store
 
     return open_store(url)
@@ -149,7 +150,7 @@ def _spark_is_shared(settings: Settings) -> bool:
 
 
 def spark_of(settings: Settings) -> SparkResource:
-    """Return the Spark resource that the settings describe; the first run starts its session."""
+    """Return the Spark resource of the settings; the first run starts its session."""
     spark = settings.spark
     return SparkResource(
         mode=spark.engine,
@@ -160,8 +161,8 @@ def spark_of(settings: Settings) -> SparkResource:
     )
 
 
-def refuse_another(definitions: dg.Definitions, settings: Settings) -> None:
-    """Refuse definitions whose resource describes another deployment than the settings.
+def require_same_deployment(definitions: dg.Definitions, settings: Settings) -> None:
+    """Check that the resource of definitions and the settings describe the same deployment.
 
     Raises:
         InvalidSetting: the database, the output or the catalog differs.

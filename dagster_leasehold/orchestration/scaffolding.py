@@ -1,4 +1,4 @@
-"""Templates of settings: each setting with its meaning, commented out unless required."""
+"""Templates of settings: each setting has a comment, and is commented out unless required."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Form:
     Attributes:
         separator: the text between a setting and its value.
         end: the text after a value.
-        begin_part: returns the first line of a part, for the part's name and class.
+        begin_part: returns the first line of a part, for its name and class.
         end_part: the last line of a part; empty if the language has none.
-        empty_parts: True if a part without settings is valid, so that only its settings are
-            commented out and not the part.
+        empty_parts: True if a part without settings is valid; then only its settings are commented
+            out.
         value: returns the text of a value.
     """
 
@@ -68,10 +68,9 @@ def written_settings(
     """Yield the lines of the settings of a class.
 
     Args:
-        model: a pydantic model or dataclass, whose fields have docstrings, or whose own docstring
-            has a section `Attributes`.
+        model: a pydantic model or dataclass. Its fields have docstrings, or its own docstring has a
+            section `Attributes`.
         values: the texts of the settings that are not commented out.
-        form: the syntax.
         omitted: the names of settings to omit.
         commented: True to comment out optional settings.
     """

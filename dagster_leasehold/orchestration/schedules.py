@@ -18,7 +18,7 @@ CRON = "*/5 * * * *"
 def due_launches(
     snapshot: Snapshot, nodes: tuple[NodeName, ...], busy_shards: set[str], shards_per_run: int
 ) -> list[Launch]:
-    """Return runs for all shards that `nodes` hold and that no run has open or is queued for."""
+    """Return runs for the shards of `nodes` that no run has open and that are not busy."""
     launches: list[Launch] = []
     for node in nodes:
         own_shards: list[ShardId] = [
@@ -40,9 +40,9 @@ def build_schedule(stream: ShardStream, job: dg.JobDefinition) -> dg.ScheduleDef
         cron_schedule=CRON,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=f"Consumes all shards of {stream.name} that this deployment holds, even those "
-        "without new records. The rebalance sensor launches runs only for shards with unread "
-        "records. Start this schedule as well if the sensor cannot see them in your source.",
+        description=f"Consumes all shards of {stream.name} that this deployment holds, even if no "
+        "records are unread. The rebalance sensor launches runs only for shards with unread "
+        "records. Start this schedule as well if your source cannot report unread records.",
         required_resource_keys={LEASEHOLD},
     )
     def every_5_minutes(

@@ -44,9 +44,9 @@ from dagster_leasehold.orchestration.project_module import (
 
 HOME_DEFAULT = Path(".leasehold")
 LOCATION = "leasehold"
-"""The name of our code location; Dagster stores under it which sensors are switched off."""
+"""The name of our code location; Dagster stores the states of sensors under it."""
 PREFIX = "LEASEHOLD_"
-# Variables for tests and fault injection, which are not settings.
+# Variables for tests and fault injection are not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 
 
@@ -111,7 +111,7 @@ class Settings(pydantic.BaseModel):
         for name, text in value.items():
             if SECRET_PROPERTY.search(name) or without_secrets(text) != text:
                 raise ValueError(
-                    f"{shown(name)} holds a secret: set it in the environment variable "
+                    f"{shown(name)} has a secret: set it in the environment variable "
                     "PYICEBERG_CATALOG__NAME__PROPERTY"
                 )
         return value
@@ -183,28 +183,28 @@ class Settings(pydantic.BaseModel):
         return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:
-        """Return the file that records the statements that membership in a group costs."""
+        """Return the file with the recorded statements for membership in a group."""
         return self.home.absolute() / "upkeep" / stream / f"{group}.json"
 
     @property
     def output_root(self) -> OutputPlace:
-        """The place of all committed output.
+        """The location of all committed output.
 
         Raises:
             InvalidSetting: its address is not supported.
         """
         if self.output and re.match(r"[A-Za-z0-9]+:", self.output):
             return output_place(self.output)
-        # The path is absolute, since the deployment's processes start in different folders.
+        # Absolute, since the deployment's processes start in different folders.
         return output_place(self.home.absolute() / (self.output or "output"))
 
     def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
-        """Return the place of committed output of a stream and group."""
+        """Return the location of a group's committed output."""
         return self.output_root / stream / group
 
     @property
     def expected_nodes(self) -> tuple[NodeName, ...] | None:
-        """The nodes that this deployment serves; None with agents, whose nodes vary."""
+        """The nodes that this deployment serves; None with agents, since their nodes vary."""
         return None if self.agents else self.node_names
 
     @property
@@ -214,7 +214,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def workspace_file(self) -> Path:
-        """The workspace file that names this package's definitions."""
+        """The workspace file, which names this package's definitions."""
         return self.dagster_home / "workspace.yaml"
 
     @property
@@ -227,12 +227,12 @@ class Settings(pydantic.BaseModel):
         ) / "spark"
 
     def node_folder(self, node: str) -> Path:
-        """Return the folder of the state and the logs of a node's agent."""
+        """Return the folder of the state and logs of a node's agent."""
         return self.home.absolute() / "nodes" / NodeName(node)
 
     @property
     def leaving_mark(self) -> Path:
-        """The file whose existence makes the node's runs stop at their next checkpoint."""
+        """The file that an agent creates to stop its node's runs at their next checkpoint."""
         return self.node_folder(self.agent_node or "") / "leaving"
 
 
@@ -245,8 +245,8 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
     """Return the settings of this process.
 
     Arguments override the environment, which overrides `leasehold.toml` in the home, which
-    overrides `leasehold.toml` in the project's folder. Arguments that are None are ignored.
-    Messages name `origin` as the origin of the other arguments.
+    overrides `leasehold.toml` in the project's folder. Arguments that are None are ignored. Error
+    messages about the other arguments name `origin`.
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
@@ -258,7 +258,7 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
     arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)
     project = project_folder()
-    # Messages then show a file in the current folder without its path.
+    # So that messages show a file in the current folder without its path.
     project = Path() if project == Path.cwd() else project
     project_file = project / SETTINGS_FILE
     of_project = _from_file(project_file)
@@ -269,7 +269,7 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
     of_home = {} if home_file.absolute() == project_file.absolute() else _from_file(home_file)
     if "home" in of_home:
         raise InvalidSetting(
-            f"{home_file} sets 'home', although it is in the home itself: remove that line."
+            f"{home_file} sets 'home', although the file is in the home: remove that line."
         )
     origins = {
         **dict.fromkeys(of_project, str(project_file)),
@@ -281,7 +281,7 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
         settings = Settings.model_validate({**of_project, **of_home, **variables, **arguments})
     except pydantic.ValidationError as error:
         raise _invalid(error, origins) from None
-    # Derived values are computed here, so that an error message can name the setting.
+    # Derived values are computed here, so that error messages can name the setting.
     for name, derive in (
         ("lease_timeout_s", lambda: settings.timing),
         ("history_days", lambda: settings.history_age),
@@ -317,18 +317,14 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
 
 def _no_streams(origin: str) -> InvalidSetting:
     return InvalidSetting(
-        f"{origin} declares streams, but settings only describe the deployment: declare streams in "
-        "Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and name their "
-        "module in the setting `module`."
+        f"{origin} declares streams, but settings only describe the deployment. Declare streams in "
+        "a Python module, like the one that `leasehold init` writes, or in YAML, as components of "
+        "`dg`, and set `module` to their module."
     )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the environment; empty variables are ignored.
-
-    Raises:
-        InvalidSetting: a variable with the prefix does not name a setting.
-    """
+    """Return the settings in the environment; empty variables are ignored."""
     values: dict[str, Any] = {}
     names = {PREFIX + field.upper(): field for field in Settings.model_fields}
     for variable, value in environment.items():
@@ -347,17 +343,13 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a file; an empty dictionary if there is no file.
-
-    Raises:
-        InvalidSetting: the file cannot be read, is not TOML, or holds a secret.
-    """
+    """Return the settings in a file; an empty dictionary if there is no file."""
     values = toml_values(path)
     if "streams" in values:
         raise _no_streams(str(path))
     if urlsplit(str(values.get("database_url", ""))).password:
         raise InvalidSetting(
-            f"{path} holds a password in 'database_url': set {PREFIX}DATABASE_URL in the "
-            "environment instead."
+            f"{path} has a password in 'database_url': set {PREFIX}DATABASE_URL in the environment "
+            "instead."
         )
     return values

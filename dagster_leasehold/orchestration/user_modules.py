@@ -17,49 +17,45 @@ from dagster_leasehold.orchestration.project_module import import_folders, proje
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 
 _LOADING: set[str] = set()
-"""The modules in `loading`; a module that looked up its own streams would recurse endlessly."""
+"""The modules that are being loaded. A module that finds its own streams would recurse forever."""
 
 
-def function_at(what: str, path: str, home: Path) -> Any:
+def function_at(role: str, path: str, home: Path) -> Any:
     """Return the function that a declaration names as `module.function`.
 
-    The error message begins with `what`.
-
-    Raises:
-        InvalidSetting: the function is not found or not callable.
+    The error message begins with `role`.
     """
-    function = object_at(what, path, home)
+    function = object_at(role, path, home)
     if not callable(function):
         raise InvalidSetting(
-            f"{what}, {shown(path)}, is not callable: name a function, as module.function."
+            f"{role}, {shown(path)}, is not callable: use a function, given as module.function."
         )
     return function
 
 
-def object_at(what: str, path: str, home: Path) -> object:
+def object_at(role: str, path: str, home: Path) -> object:
     """Return the object that a declaration names as `module.name`.
 
-    The error message begins with `what`.
+    The error message begins with `role`.
 
     Raises:
         InvalidSetting: the module cannot be imported, or it has no such name.
     """
     module, _, name = path.rpartition(".")
     if not module:
-        raise InvalidSetting(f"{what} is {shown(path)}: name it as module.name.")
+        raise InvalidSetting(f"{role} is {shown(path)}: give it as module.name.")
     try:
         return getattr(imported(module, home), name)
     except AttributeError:
         raise InvalidSetting(
-            f"{what}, {shown(path)}, is not found: the module {shown(module)} has no {shown(name)}."
+            f"{role}, {shown(path)}, does not exist: module {shown(module)} has no {shown(name)}."
         ) from None
 
 
 def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
-    """Yield the streams of a module's definitions, or of its names if it has no definitions.
+    """Yield the streams of a module's definitions; without definitions, its top-level streams.
 
-    If there are definitions, the module's names are ignored: a stream there can be an intermediate
-    value from which another one is derived.
+    With definitions, top-level streams are ignored, since they can be intermediate values.
 
     Raises:
         InvalidSetting: the definitions describe another deployment than `settings`.
@@ -67,11 +63,11 @@ def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Itera
     definitions = [*definitions_in(namespace)]
     if definitions:
         from dagster_leasehold.orchestration.build import streams_in
-        from dagster_leasehold.orchestration.resources import refuse_another
+        from dagster_leasehold.orchestration.resources import require_same_deployment
 
         for each in definitions:
             result: Any = each() if callable(each) else each
-            refuse_another(result, settings)
+            require_same_deployment(result, settings)
             yield from streams_in(result)
         return
     for value in namespace.values():
@@ -81,7 +77,7 @@ def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Itera
         elif isinstance(value, list):
             values = value
         elif isinstance(value, tuple):
-            # Some tuples of Dagster refuse `iter`.
+            # Some of Dagster's tuples do not support `iter`.
             values = tuple.__iter__(value)
         yield from (each for each in values if isinstance(each, ShardStream))
 
@@ -110,31 +106,31 @@ def imported(module: str, home: Path) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise InvalidSetting(
-            f"Module {shown(module)} cannot be imported ({_reason(error)}): name it as Python "
-            "imports it, and run the command in the folder that has it."
+            f"Module {shown(module)} cannot be imported ({_reason(error)}): give its name as in an "
+            "import statement, and run the command in the folder that contains it."
         ) from error
 
 
 @contextmanager
 def loading(module: str, settings: Settings) -> Generator[None]:
-    """Import a module within the block, with the caller's `home` and `agents` in the environment.
+    """Prepare the process for loading a module within the block.
 
-    In the block, the project's folder is the current folder, so that the module's relative paths
-    start there.
+    The environment has the caller's `home` and `agents`, and the project's folder is the current
+    folder, so that the module's relative paths start there.
 
     Raises:
-        InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
+        InvalidSetting: the module finds its own streams, or its definitions cannot be loaded.
     """
     if module in _LOADING:
         raise InvalidSetting(
-            f"Module {shown(module)} looks up a declared stream while it is loaded itself: import "
-            "the stream from the module that declares it."
+            f"Module {shown(module)} looks up a declared stream while it is being loaded: import "
+            "the stream from its module instead."
         )
     variables = {
         f"{PREFIX}HOME": str(settings.home.absolute()),
         f"{PREFIX}AGENTS": str(settings.agents).lower(),
     }
-    before = {name: os.environ.get(name) for name in variables}
+    old_values = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     _LOADING.add(module)
     first = len(_built_streams())
@@ -144,7 +140,7 @@ def loading(module: str, settings: Settings) -> Generator[None]:
     except Exception as error:
         names = [stream.name for stream in _built_streams()[first:]]
         for name in names:
-            # Definitions of the same stream cannot be merged; Dagster's error does not name it.
+            # Definitions of the same stream cannot be merged, and Dagster's error does not name it.
             if names.count(name) > 1:
                 raise declared_twice(name, f"in the module {shown(module)}") from error
         if isinstance(error, InvalidSetting):
@@ -155,7 +151,7 @@ def loading(module: str, settings: Settings) -> Generator[None]:
         ) from error
     finally:
         _LOADING.remove(module)
-        for name, value in before.items():
+        for name, value in old_values.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -163,7 +159,7 @@ def loading(module: str, settings: Settings) -> Generator[None]:
 
 
 def _built_streams() -> Sequence[ShardStream]:
-    """Return the streams whose definitions were built, without importing Dagster."""
+    """Return the streams whose definitions this process has built, without importing Dagster."""
     return getattr(sys.modules.get("dagster_leasehold.orchestration.build"), "BUILT", ())
 
 
@@ -175,10 +171,7 @@ def declared_twice(name: str, places: str) -> InvalidSetting:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the first `LeaseholdError` among an error and its causes.
-
-    Without one, return the error itself in one line.
-    """
+    """Return the first `LeaseholdError` of an error and its causes, or the error, as one line."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, LeaseholdError):

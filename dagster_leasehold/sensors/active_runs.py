@@ -36,14 +36,14 @@ class ActiveRun:
     """A run of a stream that has not ended.
 
     Attributes:
-        node: the node that it consumes for; None if it has not chosen one yet.
+        node: the node that it consumes for; None if none is chosen yet.
         shards: the shards that it was launched for.
         started: True if Dagster shows the run as started.
         launched: True for a run of `consume_<stream>`, which sensors launch.
         process: its process, as `assets.run_process` records it; empty while it has none.
-        follows: True if it waits for more records once its shards are read.
+        follows: True if it waits for further records after it has read its shards.
         definition: the mark of the stream's definition when it was launched.
-        ending: True if it was asked to end.
+        ending: True if it was requested to end.
         work_max_s: the time limit that its launcher set, in seconds; None if the run has not
             started or has no limit.
     """
@@ -64,11 +64,8 @@ class ActiveRun:
 class ActiveRuns:
     """The unfinished runs of an instance, read once for all streams of a tick.
 
-    If there are more than `RUNS_OF_ALL_MAX`, the runs of each stream are read separately, because a
-    backfill of another asset can have any number of runs.
-
-    Attributes:
-        instance: Dagster's instance.
+    Above `RUNS_OF_ALL_MAX`, the runs of each stream are read separately, because a backfill of
+    another asset can have any number of runs.
     """
 
     instance: dg.DagsterInstance
@@ -76,10 +73,10 @@ class ActiveRuns:
     _lock: Lock = field(default_factory=Lock)
 
     def of(self, stream: ShardStream) -> list[ActiveRun]:
-        """Return the runs that are known to serve a stream.
+        """Return the runs with a stream's tag.
 
-        Sensors tag their runs with the stream. Other runs get the tag when they start;
-        `queued_shards` finds them before that.
+        Sensors tag the runs that they launch. Other runs get the tag when they start; until then,
+        `queued_shards` finds them.
         """
         keys = cache(partial(self.instance.get_dynamic_partitions, stream.name))
         active: list[ActiveRun] = []
@@ -136,29 +133,26 @@ def _work_max_s(run: DagsterRun) -> float | None:
 def queued_shards(
     instance: dg.DagsterInstance, stream: ShardStream, shards: Sequence[ShardId]
 ) -> set[ShardId]:
-    """Return the shards whose partition has an unfinished run.
-
-    Such a run, launched by a user or a backfill, is tagged with its stream only when it starts.
-    """
-    taken: set[str] = set()
+    """Return the shards whose partition has an unfinished run, by a user or a backfill."""
+    busy: set[str] = set()
     for first in range(0, len(shards), SHARDS_PER_READ):
-        some = list(shards[first : first + SHARDS_PER_READ])
-        asked = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: some})
-        for run in _all_runs(instance, asked):
-            taken.update(_shards_of(run, stream, list) or ())
-    return {shard for shard in shards if shard in taken}
+        part = list(shards[first : first + SHARDS_PER_READ])
+        filters = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: part})
+        for run in _all_runs(instance, filters):
+            busy.update(_shards_of(run, stream, list) or ())
+    return {shard for shard in shards if shard in busy}
 
 
-def partitions_in_work(
+def active_partitions(
     instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
 ) -> set[str]:
-    """Return the partitions among these that have an unfinished run."""
+    """Return the given partitions that have an unfinished run."""
     keys = sorted(partitions)
     busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):
-        some = keys[first : first + SHARDS_PER_READ]
-        asked = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: some})
-        for run in _all_runs(instance, asked):
+        part = keys[first : first + SHARDS_PER_READ]
+        filters = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: part})
+        for run in _all_runs(instance, filters):
             if run.asset_selection and asset in run.asset_selection:
                 busy.add(run.tags[names.PARTITION_TAG])
     return busy
@@ -179,23 +173,22 @@ def _shards_of(
 ) -> frozenset[str] | None:
     """Return the shards that a run serves, or None if it does not belong to the stream.
 
-    `keys` returns all partitions of the stream in order, for a run of a partition range.
+    `keys` returns the partitions of the stream in order, for a run of a partition range.
     """
     if noted_process(run) == PART_ENDED:
         return None
     if run.job_name == names.consume_job_name(stream):
         return frozenset(_consume_config(run, stream).get("shards", ()))
     if run.asset_selection and names.asset_key(stream) in run.asset_selection:
-        given: dict[str, Any] = dict(run.run_config)
-        op = given.get("ops", {}).get(names.asset_op_name(stream), {})
+        run_config: dict[str, Any] = dict(run.run_config)
+        op = run_config.get("ops", {}).get(names.asset_op_name(stream), {})
         if is_replay(op.get("config") or {}):
-            # A replay runs beside live consumption, which must not wait for it.
+            # Live consumption does not wait for a replay.
             return frozenset()
         return frozenset(names.partitions_of(run.tags, keys))
     return None
 
 
 def _consume_config(run: DagsterRun, stream: ShardStream) -> dict[str, Any]:
-    """Return the config of a run of `consume_<stream>`; empty for any other run."""
     config: dict[str, Any] = dict(run.run_config)
     return config.get("ops", {}).get(names.consume_op_name(stream), {}).get("config", {})

@@ -1,7 +1,7 @@
-"""The step that launches runs that merge small files, beside live consumption.
+"""The step that launches compactions, which merge small files while consumption continues.
 
-The choice of shards is made of pure functions of counts of batches. Safety does not depend on it: a
-compaction claims a shard's output before it rewrites it.
+Pure functions choose the shards by their numbers of batches. Safety does not depend on this choice,
+since a compaction claims a shard's output before it rewrites it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 INTERVAL_S = 60
 CLEAN = "clean"
-"""The mark in a cursor: all files that compactions replaced were removed."""
+"""The mark in a cursor after all files that compactions replaced were removed."""
 RUNS_READ_MAX = 20
-"""The most unfinished runs of a node that are read: with more, it has no free slot."""
+"""The most unfinished runs to read per node; a node with more has no free slot."""
 STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 BATCHES_MIN = 64
-"""A run is worth it once a shard has this many new batches."""
+"""The fewest new batches of a shard that are worth a run."""
 BATCHES_MIN_FINISHED = 2
-"""The same for a finished shard, which gets no more batches."""
-BATCHES_MIN_STILL = 8
-"""The same for a shard whose batches are all old, which gets few new ones."""
+"""The same for a finished shard: it gets no new batches."""
+BATCHES_MIN_QUIET = 8
+"""The same for a shard whose batches are all old: it gets few new ones."""
 MANY_BATCHES = 2_048
-"""With this many new batches of a shard, the pause of its node is shorter."""
+"""If a shard has this many new batches, the pause of its node is `PAUSE_OF_MANY_S`."""
 SHARDS_PER_RUN = 64
 PAUSE_S, PAUSE_OF_MANY_S = 1_800.0, 300.0
 """The shortest time between two compactions of a node, in seconds."""
@@ -58,7 +58,7 @@ PATIENCE_S = 3_600.0
 NO_SHARDS: Mapping[ShardId, int] = MappingProxyType({})
 VACUUM_EVERY_RUNS = 24
 VACUUM_MARGIN_S = 3_600.0
-"""A generous time from a launch to the end of its compaction, in seconds."""
+"""The assumed longest time from a launch to the end of its compaction, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,9 @@ class Candidate:
     """A shard with enough batches since its last compaction, if they are old enough.
 
     Attributes:
-        shard: its id.
         node: the node that compacts it.
-        waiting: the number of batches since then.
-        decisive: the number of the batch that has to be old; None if all are known to be old.
+        waiting: the number of batches since that compaction.
+        decisive: the number of the batch that must be old; None if all batches are old.
     """
 
     shard: ShardId
@@ -85,14 +84,14 @@ def worthwhile(
     pauses: Mapping[NodeName, float],
     all_old: Mapping[ShardId, int] = NO_SHARDS,
 ) -> list[Candidate]:
-    """Return the shards worth compacting, by node, those with the most new batches first.
+    """Return the shards worth compacting, by node; shards with the most new batches are first.
 
     Args:
         keepers: the node that compacts each shard.
         heads: the ends of the shards' ledgers.
-        compacted: how far they are compacted.
+        compacted: how far each shard is compacted.
         pauses: the seconds since the last compaction of each node; other nodes are ignored.
-        all_old: the shards whose batches are all old, with the number of new ones worth a run.
+        all_old: for shards whose batches are all old, the fewest new batches that are worth a run.
     """
     by_node: dict[NodeName, list[Candidate]] = {}
     for shard, node in keepers.items():
@@ -114,7 +113,7 @@ def worthwhile(
 
 
 def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
-    """Return one run for each node with such shards."""
+    """Return one run for each node with candidates."""
     by_node: dict[NodeName, list[ShardId]] = {}
     for candidate in candidates:
         by_node.setdefault(candidate.node, []).append(candidate.shard)
@@ -122,18 +121,18 @@ def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
 
 
 @dataclass(slots=True)
-class StillShards:
-    """The ends of the shards' ledgers, and since when each is unchanged.
+class UnchangedLedgers:
+    """The ends of the shards' ledgers, and since when each end is unchanged.
 
-    If this state is lost, the batches of a quiet shard only count as young for longer.
+    If this state is lost, the batches of a quiet shard count as young for longer.
     """
 
     _seen: dict[ShardId, tuple[int, float]] = field(
         default_factory=dict[ShardId, tuple[int, float]]
     )
 
-    def see(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
-        """Record the current ends; drop all other shards."""
+    def update(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
+        """Record the current ends; drop shards that are not in `heads`."""
         before = self._seen
         self._seen = {
             shard: before[shard]
@@ -143,7 +142,7 @@ class StillShards:
         }
 
     def ends(self, age_s: float, now_s: float) -> dict[ShardId, int]:
-        """Return the ends that are unchanged for `age_s` seconds: all their batches are old."""
+        """Return the ends that are unchanged for `age_s` seconds, so that all batches are old."""
         return {
             shard: number for shard, (number, at_s) in self._seen.items() if now_s - at_s >= age_s
         }
@@ -153,7 +152,7 @@ class StillShards:
 class CompactionPace:
     """The last compaction of each node, and how long each node has waited for a free slot.
 
-    If this state is lost, the next compaction starts sooner and the last vacuum later.
+    If this state is lost, the next compaction starts earlier, and the last vacuum starts later.
 
     Attributes:
         began_s: when this state was created, in monotonic seconds.
@@ -168,29 +167,27 @@ class CompactionPace:
         """Return the seconds since the last compaction of each node; infinity without one."""
         return {node: now_s - self._launched_s.get(node, float("-inf")) for node in sorted(nodes)}
 
-    def may_launch(self, node: NodeName, runs: int, now_s: float, *, queued: bool) -> bool:
-        """Return True if a node has a free slot, or a compaction has waited for one too long.
+    def can_launch(self, node: NodeName, runs: int, now_s: float, *, queued: bool) -> bool:
+        """Return True if a node has a free slot, or a compaction has waited too long for one.
 
         Args:
-            node: the node.
             runs: the number of its unfinished runs of any kind.
-            now_s: monotonic seconds.
-            queued: True if one of them has not started.
+            queued: True if one of these runs has not started.
         """
         if runs < RUNS_PER_NODE_MAX and not queued:
             return True
         return now_s - self._waiting_s.setdefault(node, now_s) >= PATIENCE_S
 
     def vacuum_due(self, age_s: float, now_s: float) -> bool:
-        """Return True if all files that the last compaction replaced have reached this age.
+        """Return True if all replaced files have reached this age.
 
-        Compactions launched before `began_s` are older still.
+        Compactions launched before `began_s` are even older.
         """
         last_s = max(self._launched_s.values(), default=self.began_s)
         return now_s - last_s >= age_s + VACUUM_MARGIN_S
 
     def note(self, node: NodeName, now_s: float) -> None:
-        """Remember a launch."""
+        """Record a launch."""
         self._launched_s[node] = now_s
         self._waiting_s.pop(node, None)
 
@@ -201,7 +198,7 @@ class Compaction:
 
     Attributes:
         launch: its node and shards; without shards, the run only removes replaced files.
-        old_until: for shards without new batches, the number below which all batches are old.
+        old_until: for shards with an unchanged ledger, its end: all batches below it are old.
     """
 
     launch: Launch
@@ -210,19 +207,17 @@ class Compaction:
 
 @dataclass(slots=True)
 class CompactionRounds:
-    """The rounds that choose compactions; remembers the last compaction of each node.
+    """The rounds that choose compactions, and the state that they share.
 
     Attributes:
         stream: the stream whose output is compacted.
-        deployment: the deployment of the nodes.
-        clock: monotonic seconds.
     """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
     _pace: CompactionPace = field(init=False)
-    _still: StillShards = field(default_factory=StillShards)
+    _unchanged: UnchangedLedgers = field(default_factory=UnchangedLedgers)
 
     def __post_init__(self) -> None:
         self._pace = CompactionPace(began_s=self.clock())
@@ -230,10 +225,10 @@ class CompactionRounds:
     def launches(
         self, instance: dg.DagsterInstance, *, replaced: bool = False
     ) -> tuple[list[Compaction], str]:
-        """Return the runs to launch, and a sentence about them or why there are none.
+        """Return the runs to launch, and a sentence about them, or about why there are none.
 
-        With `replaced`, files that earlier compactions replaced can remain. Once all of them are
-        old, a run removes them even if there is nothing to merge.
+        `replaced` is True if files that earlier compactions replaced can remain. Once all of them
+        are old, a run removes them even if there is nothing to merge.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -244,14 +239,16 @@ class CompactionRounds:
         free = self._free(instance, [node.name for node in nodes if node.accepts_runs])
         if not free:
             return [], "No node of this deployment has a free slot for a compaction."
-        ours, now_s = {node.name for node in nodes}, self.clock()
-        owners = {shard: node for shard, node in compacting_nodes(snapshot).items() if node in ours}
+        own_nodes, now_s = {node.name for node in nodes}, self.clock()
+        owners = {
+            shard: node for shard, node in compacting_nodes(snapshot).items() if node in own_nodes
+        }
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
-        # Including shards of busy nodes, which would otherwise count as changed once they are free.
-        self._still.see(heads, now_s)
-        still = self._still.ends(self.stream.retention.compact_after_s, now_s)
+        # Includes the shards of busy nodes, which would otherwise count as changed afterwards.
+        self._unchanged.update(heads, now_s)
+        unchanged = self._unchanged.ends(self.stream.retention.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)
-        all_old = dict.fromkeys(still, BATCHES_MIN_STILL)
+        all_old = dict.fromkeys(unchanged, BATCHES_MIN_QUIET)
         all_old |= dict.fromkeys(finished(snapshot), BATCHES_MIN_FINISHED)
         candidates = worthwhile(owners, heads, progress, pauses, all_old)
         candidates = [
@@ -263,31 +260,33 @@ class CompactionRounds:
             if replaced and self._pace.vacuum_due(self.stream.retention.vacuum_after_s, now_s):
                 return [Compaction(Launch(min(free), ()))], "Removing the last replaced files."
             return [], "No shard has enough small files that are old enough."
-        late = behind(
+        lagging = behind(
             self.stream,
             [row for row in snapshot.shards if row.shard in {each.shard for each in candidates}],
         )
-        launches = launches_of(each for each in candidates if not late.get(each.shard, False))
+        launches = launches_of(each for each in candidates if not lagging.get(each.shard, False))
         if not launches:
-            return [], "The shards with enough small files lag: they consume first."
+            return [], "The shards with enough small files lag, so they are not compacted now."
         for launch in launches:
             self._pace.note(launch.node, self.clock())
         lines = (f"{len(launch.shards)} shards of {launch.node}" for launch in launches)
         compactions = [
-            Compaction(launch, {shard: still[shard] for shard in launch.shards if shard in still})
+            Compaction(
+                launch, {shard: unchanged[shard] for shard in launch.shards if shard in unchanged}
+            )
             for launch in launches
         ]
         return compactions, f"Compacting {', '.join(lines)}."
 
     def _free(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> list[NodeName]:
-        """Return the nodes that compact nothing of the stream now and have a slot for a run."""
+        """Return the nodes without a compaction of the stream that have a free slot."""
         busy = self._compacting(instance)
         free: list[NodeName] = []
         for node in nodes:
             of_node = dg.RunsFilter(tags={partitions.NODE_TAG: node}, statuses=ACTIVE)
             runs = instance.get_runs(of_node, limit=RUNS_READ_MAX)
             queued = any(run.status not in STARTED for run in runs)
-            fits = self._pace.may_launch(node, len(runs), self.clock(), queued=queued)
+            fits = self._pace.can_launch(node, len(runs), self.clock(), queued=queued)
             if node not in busy and fits:
                 free.append(node)
         return free
@@ -295,8 +294,8 @@ class CompactionRounds:
     def _compacting(self, instance: dg.DagsterInstance) -> set[str | None]:
         """Return the nodes with a compaction of the stream; mark dead compactions as failed.
 
-        The janitor cleans up runs that consume, and an agent all runs of its node. Without an
-        agent, a dead compaction would block its node forever.
+        Without an agent, only this step cleans up dead compactions, which would otherwise block
+        their nodes forever. The janitor cleans up runs that consume.
         """
         compacting = dg.RunsFilter(
             job_name=partitions.compact_job_name(self.stream), statuses=ACTIVE
@@ -312,7 +311,7 @@ class CompactionRounds:
     def _unclaimed(
         self, store: LeaseStore, instance: dg.DagsterInstance, candidates: Iterable[Candidate]
     ) -> list[Candidate]:
-        """Return the shards whose output is not being replaced."""
+        """Return the candidates whose output no other run is rewriting."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
             candidate
@@ -337,8 +336,8 @@ def compaction_step(
     """Return the step `compaction`; `clock` returns monotonic seconds.
 
     The cursor counts the launched runs. Every `VACUUM_EVERY_RUNS`-th run also removes replaced
-    files. After a long time without a launch, one more run removes the rest, and the cursor is
-    marked `CLEAN`.
+    files. After a long time without a launch, one run removes the remaining files, and the cursor
+    gets the mark `CLEAN`.
     """
     rounds = CompactionRounds(stream, deployment, clock)
 

@@ -1,8 +1,8 @@
-"""Requests to following runs: to take another shard, or to end.
+"""Requests to following runs to take another shard, or to end.
 
 The shards of a node share one run, so that each commit interval needs one Spark job and one
 transaction. A shard with unread records is offered to a run of its node that has room. If no run
-has room, a run that only waits for records is asked to end, so that other shards can get a run.
+has room, the oldest run is requested to end once it has nothing to read.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from dagster_leasehold.sensors.active_runs import ActiveRun
 from dagster_leasehold.sensors.launch_choice import IdleShard
 
 OFFER_S = 15.0
-"""The time within which a run takes a shard that it was offered, in seconds."""
+"""How long an offer of a shard to a run stays open, in seconds."""
 START_S = 60.0
-"""The time that shards wait for a launched run to start before they get another, in seconds."""
+"""How long shards wait for a launched run to start before they get another run, in seconds."""
 NEW_DEFINITION = "the stream's definition has changed"
-BUDGET_OVER = "its budget of time is over"
+BUDGET_OVER = "its time budget is over"
 OTHERS_WAIT = "other shards of its node wait for a run"
 
 
 @dataclass(slots=True)
 class FollowingRuns:
-    """The following runs of a stream, and the requests that they were sent.
+    """The following runs of a stream, and the requests sent to them.
 
     Attributes:
-        definition: the mark of the stream's definition. Runs of an older definition are ended.
-        budget_s: the time after which a new run replaces a run, in seconds.
+        definition: the mark of the stream's definition. Runs of an older definition are stopped.
+        budget_s: the age at which a run is replaced by a new one, in seconds.
         shards_per_run: the most shards that a run serves.
-        clock: monotonic seconds.
-        new_id: makes ids of offers.
-        missed: the shards that were offered to a run that has ended since the last tick.
+        new_id: creates the ids of offers.
+        missed: the shards whose offer went to a run that has ended since the last tick.
     """
 
     definition: str
@@ -56,8 +55,8 @@ class FollowingRuns:
         default_factory=dict[ShardId, tuple[str, float]]
     )
 
-    def see(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
-        """Record the active runs and the shards that each has open."""
+    def update(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
+        """Record the active runs, and the shards that each has open."""
         now_s, ids = self.clock(), {run.run_id for run in runs}
         # A run counts as started once it has opened all its shards, or one tick after the first.
         self._opened = ids & (self._opened | set(self._open))
@@ -74,23 +73,22 @@ class FollowingRuns:
             if run in ids and now_s < at_s + OFFER_S
         }
 
-    def taken(self, runs: Iterable[ActiveRun]) -> set[str]:
-        """Return the shards that runs are about to open.
+    def opening_shards(self, runs: Iterable[ActiveRun]) -> set[str]:
+        """Return the shards that runs will open soon: launched runs' shards, and offered shards.
 
-        Once a run has started, the lease store shows which shards it has open. A shard that it has
-        released is free for another run.
+        Once a run has started, the lease store shows which shards it has open.
         """
         starting = {s for run in runs if run.run_id not in self._opened for s in run.shards}
         return starting | self._offered.keys()
 
     def stop(self, instance: dg.DagsterInstance) -> list[str]:
-        """Ask runs to end that are to be replaced; return a line for each."""
+        """Request the end of outdated runs and of runs over budget; return a line for each."""
         notes: list[str] = []
         for run in self._runs:
             if run.ending or not (reason := self._reason_to_stop(run)):
                 continue
             instance.add_run_tags(run.run_id, {STOP_TAG: reason})
-            notes.append(f"run {run.run_id} is asked to end, because {reason}")
+            notes.append(f"run {run.run_id} was requested to end, because {reason}")
         return notes
 
     def _reason_to_stop(self, run: ActiveRun) -> str:
@@ -104,12 +102,12 @@ class FollowingRuns:
     ) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
         """Return the shards to offer to each run, and the shards that wait for a starting run.
 
-        The runs in `apart` serve a blocked shard and take no other.
+        The runs in `apart` serve a blocked shard, and get no other shard.
         """
         offers: dict[str, list[ShardId]] = {}
         waiting: set[ShardId] = set()
         for idle in ready:
-            for run in self._with_room(idle.node, offers):
+            for run in self._runs_with_room(idle.node, offers):
                 if run.run_id in apart:
                     continue
                 if run.run_id in self._opened:
@@ -125,21 +123,21 @@ class FollowingRuns:
         self._offered |= dict.fromkeys(shards, (run_id, self.clock()))
 
     def make_room(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> int:
-        """Ask the oldest run of each of these nodes to end once it has nothing to read."""
-        asked = 0
+        """Request the oldest run of each node to end once it is idle; return the number of runs."""
+        requests = 0
         for node in nodes:
             runs = [run for run in self._runs if run.node == node and not run.ending]
             if not runs:
                 continue
             oldest = min(runs, key=lambda run: (self._first_seen_s[run.run_id], run.run_id))
             instance.add_run_tags(oldest.run_id, {FINISH_TAG: OTHERS_WAIT})
-            asked += 1
-        return asked
+            requests += 1
+        return requests
 
-    def _with_room(
+    def _runs_with_room(
         self, node: NodeName, offers: Mapping[str, Sequence[ShardId]]
     ) -> list[ActiveRun]:
-        """Return the runs of a node that can take another shard, fullest first."""
+        """Return the runs of a node with room: started runs first, then by size, fullest first."""
 
         def size(run: ActiveRun) -> int:
             started = run.run_id in self._opened

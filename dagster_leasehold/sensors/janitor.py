@@ -1,4 +1,4 @@
-"""The step that cleans up after dead runs and deletes old history, a little in each tick."""
+"""The step that cleans up after dead runs and deletes old history, in portions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50
 TICK_BUDGET_S = 1.0
-"""After this time in a tick, the rest of a round waits for the next tick, in seconds."""
+"""After this time, a tick leaves the rest of a round to the next tick, in seconds."""
 FAILURES_SHOWN = 3
 
 
 @dataclass(slots=True)
 class HistoryRounds:
-    """The hourly rounds of deletion for one group; remembers how far a round is.
+    """The hourly rounds of deletion for one group, and the state of the current round.
 
     Attributes:
-        key: the group.
-        deployment: its store, settings and output folder are used.
-        clock: monotonic seconds.
         output_age: the age at which committed output expires; None keeps it.
     """
 
@@ -45,9 +42,9 @@ class HistoryRounds:
     _next_s: float = field(default=float("-inf"))
 
     def tick(self) -> list[str]:
-        """Do a part of a round if one is due; return a line for each result once it is over.
+        """Run a part of the current or due round; return lines about it once it is over.
 
-        If the store fails, the line is its error, and the next round comes an hour later.
+        If the store fails, the line is its error, and the next round starts an hour later.
         """
         age = self.deployment.history_age
         started_s = self.clock()
@@ -83,12 +80,12 @@ class HistoryRounds:
 
 
 def janitor_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
-    """Return the step `janitor`; `clock` gives monotonic seconds."""
+    """Return the step `janitor`; `clock` returns monotonic seconds."""
     cleaning = RunCleaning(stream, deployment, clock, lambda: str(uuid.uuid4()))
     history = HistoryRounds(stream.key, deployment, clock, stream.retention.output_age)
 
     def work(tick: Tick) -> Outcome:
-        done = cleaning.clean(tick.runs) + history.tick()
-        return Outcome("; ".join(done) or "No run has died, and none works without a lease.")
+        notes = cleaning.clean(tick.runs) + history.tick()
+        return Outcome("; ".join(notes) or "No run has died, and no run works without a lease.")
 
     return Step(stream, "janitor", work, EVERY_THIRD_LOOP_S)

@@ -1,8 +1,8 @@
-"""Finds and counts records that were committed after their hour was completed.
+"""Counts records that were committed after their hour was completed.
 
-Each check reads the batches committed since the last one, and opens only the files whose event
-times reach into requested hours. For each such hour it remembers the last batch until the hour's
-row exists, because only this row says which batches the hour's run has read.
+Each tick reads the batches that were committed since the last one, and opens only files whose event
+times overlap requested hours. The last batch of each such hour is kept until the hour has a row,
+which lists the batches that the hour's run has read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.window_rows import EventWindow
 
 SPANS_MAX = 8
-"""The most spans of hours that are queried one by one; more are merged into one."""
+"""The most time spans that are queried one by one; more spans are merged into one."""
 
 
 def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetime]:
-    """Return the hours within `[since, until)` that a batch can have records in."""
+    """Return the hours in `[since, until)` that the event times of a batch overlap."""
     hours: set[datetime] = set()
     files = [file for file in batch.files if not file.quarantine]
     spans = [(file.first_event_time or since, file.last_event_time or until) for file in files]
@@ -57,7 +57,7 @@ def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetim
 def windows_of(
     store: Windows, hourly: HourlyAsset, hours: Collection[datetime]
 ) -> dict[datetime, EventWindow]:
-    """Return the rows of these hours."""
+    """Return the rows of these hours, by hour."""
     windows: dict[datetime, EventWindow] = {}
     for since, until in _spans(hours):
         rows = store.windows(hourly.stream.key, hourly.name, since=since, until=until)
@@ -66,7 +66,6 @@ def windows_of(
 
 
 def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
-    """Return at most `SPANS_MAX` time spans that cover all the hours."""
     spans: list[tuple[datetime, datetime]] = []
     for hour in sorted(hours):
         if spans and spans[-1][1] == hour:
@@ -78,13 +77,11 @@ def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
 
 @dataclass(slots=True)
 class LateRecords:
-    """The late records of one downstream asset; remembers how far the ledger was read.
+    """The late records of one downstream asset, and how far the ledger was read for them.
 
     Attributes:
-        hourly: the asset.
-        store: the lease store.
         output_root: the folder of the stream's output.
-        steps: skip an hour or shard for a while after it failed.
+        steps: the back-off of each hour and shard that failed.
         catalog: the catalog of the stream's table.
     """
 
@@ -100,50 +97,50 @@ class LateRecords:
     )
 
     def begin(
-        self, shards: Sequence[ShardLease], asked_until: datetime
+        self, shards: Sequence[ShardLease], requested_until: datetime
     ) -> list[EventWindow] | None:
-        """Decide where to begin reading; return the rows of hours that can get late records.
+        """Choose where to start in the ledger; return the rows of hours that can get late records.
 
         Returns:
-            The rows; None if this process has begun before.
+            None if this process has called it before.
         """
         if self._next is not None:
             return None
-        since = self.since(asked_until)
+        since = self.since(requested_until)
         windows = self.store.windows(
-            self.hourly.stream.key, self.hourly.name, since=since, until=asked_until
+            self.hourly.stream.key, self.hourly.name, since=since, until=requested_until
         )
-        # Every hour has read at least the batches that the hour with the fewest has read.
+        # Batches below this number were read by the runs of all these hours.
         self._next = {
             lease.shard: min((window.covered.get(lease.shard, 0) for window in windows), default=0)
             for lease in shards
         }
         return windows
 
-    def since(self, asked_until: datetime) -> datetime:
-        """Return the first hour that late records are counted for."""
+    def since(self, requested_until: datetime) -> datetime:
+        """Return the first hour whose late records are counted."""
         within = timedelta(seconds=self.hourly.late.within_s)
-        return max(self.hourly.since, hour_of(asked_until - within))
+        return max(self.hourly.since, hour_of(requested_until - within))
 
-    def look(self, shards: Sequence[ShardLease], asked_until: datetime) -> None:
+    def read_ledger(self, shards: Sequence[ShardLease], requested_until: datetime) -> None:
         """Read the batches that were committed since the last call.
 
         Args:
-            shards: the current rows of the lease tables.
-            asked_until: the first hour that was not requested yet.
+            shards: the current lease rows.
+            requested_until: the first hour that was not requested yet.
         """
         assert self._next is not None
-        since, present = self.since(asked_until), {lease.shard for lease in shards}
+        since, present = self.since(requested_until), {lease.shard for lease in shards}
         self._next = {shard: number for shard, number in self._next.items() if shard in present}
         self._seen = {shard: at for shard, at in self._seen.items() if shard in present}
         self._ends = {at: ends for at, ends in self._ends.items() if at >= since}
-        moved = {
+        changed_shards = {
             f"reading the ledger of shard {lease.shard}": lease
             for lease in shards
             if lease.check_point is not None
             and self._seen.get(lease.shard, "") != lease.check_point
         }
-        self.steps.attempt_all(moved, partial(self._read, since, asked_until))
+        self.steps.attempt_all(changed_shards, partial(self._read, since, requested_until))
 
     def _read(self, since: datetime, until: datetime, leases: list[ShardLease]) -> None:
         assert self._next is not None
@@ -158,21 +155,21 @@ class LateRecords:
 
     @property
     def hours(self) -> set[datetime]:
-        """The hours that new batches reach into, until their rows are counted."""
+        """The hours that new batches overlap, and whose late records are not counted yet."""
         return set(self._ends)
 
     def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
-        """Add the number of late records to the rows of their hours; return the changed rows.
+        """Add the numbers of late records to the rows of their hours; return the changed rows.
 
-        An hour waits for a later tick if its batches are not published yet, if a file cannot be
-        read, or if another process has written its row first.
+        An hour is retried in a later tick if its batches are not published yet, if a file cannot
+        be read, or if another process wrote its row first.
         """
-        counted: list[EventWindow] = []
+        changed_rows: list[EventWindow] = []
         for at in sorted(self._ends.keys() & rows.keys()):
             step = f"counting late records of {hour_key(at)}"
             written = self.steps.attempt(step, partial(self._count_one, rows[at]), None)
-            counted += [written] if written is not None else []
-        return counted
+            changed_rows += [written] if written is not None else []
+        return changed_rows
 
     def _count_one(self, window: EventWindow) -> EventWindow | None:
         ends = {
@@ -203,7 +200,7 @@ class LateRecords:
         return all(cursors.get(shard, 0) >= end for shard, end in ends.items())
 
     def _rows(self, window: EventWindow, ends: Mapping[ShardId, int]) -> int:
-        """Return the number of an hour's records in batches that its run has not read."""
+        """Count an hour's records in batches that its run has not read."""
         key, span = self.hourly.stream.key, EventSpan(window.start, window.end)
         plan = plan_table(
             self.store, key, self.output_root, shards=ends, span=span, catalog=self.catalog
@@ -221,22 +218,29 @@ class LateRecords:
             for shard in [file.shard]
         )
 
-    def _rows_of(self, plan: TablePlan, file: PlannedFile, wanted: range, span: EventSpan) -> int:
-        """Return the number of records within a time span in some batches of a file."""
-        own = file.numbers
-        if own is None or own.stop <= wanted.start or own.start >= wanted.stop:
+    def _rows_of(self, plan: TablePlan, file: PlannedFile, numbers: range, span: EventSpan) -> int:
+        """Count the records of a file that are in a time span and in the batches `numbers`."""
+        file_numbers = file.numbers
+        if (
+            file_numbers is None
+            or file_numbers.stop <= numbers.start
+            or file_numbers.start >= numbers.stop
+        ):
             return 0
         dataset, of_span = plan.dataset([file]), span.expression()
-        if wanted.start <= own.start and own.stop <= wanted.stop:
+        if numbers.start <= file_numbers.start and file_numbers.stop <= numbers.stop:
             return dataset.count_rows(filter=of_span)
-        batches = list(self.store.each_batch(self.hourly.stream.key, file.shard, numbers=own))
-        before = sum(b.statistics.written for b in batches if b.last < wanted.start)
-        within = [b for b in batches if b.sequence in wanted and b.last in wanted]
-        after = sum(b.statistics.written for b in batches if b.sequence >= wanted.stop)
+        batches = list(
+            self.store.each_batch(self.hourly.stream.key, file.shard, numbers=file_numbers)
+        )
+        before = sum(b.statistics.written for b in batches if b.last < numbers.start)
+        within = [b for b in batches if b.sequence in numbers and b.last in numbers]
+        after = sum(b.statistics.written for b in batches if b.sequence >= numbers.stop)
         rows = sum(b.statistics.written for b in within)
         if before + rows + after != file.records:
             raise OutputUnreadable(
-                f"Batches {own.start} to {own[-1]} of shard {file.shard} are merged in "
-                f"{file.path}, and the ledger does not say which rows are whose. Replay them."
+                f"Batches {file_numbers.start} to {file_numbers[-1]} of shard {file.shard} are "
+                f"merged in {file.path}, and the ledger does not show which rows belong to which "
+                "batch. Replay these batches."
             )
         return dataset.to_table([TIME_COLUMN]).slice(before, rows).filter(of_span).num_rows

@@ -1,4 +1,4 @@
-"""One round of launching: runs for the shards of the served nodes that have something to read."""
+"""One round of launching runs for the served nodes' shards that have unread records."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from dagster_leasehold.sensors.active_runs import (
 )
 from dagster_leasehold.sensors.following_runs import FollowingRuns
 from dagster_leasehold.sensors.launch_choice import (
+    CaughtUpTimes,
     IdleShard,
     Launch,
     LaunchHistory,
-    ReadMemory,
     Work,
     choose_launches,
-    work_left,
+    next_work,
 )
 from dagster_leasehold.sensors.obstacle_reports import ObstacleReports, obstacles_of
-from dagster_leasehold.sensors.run_cleaning import Burial
+from dagster_leasehold.sensors.run_cleaning import DeadRunCleanup
 from dagster_leasehold.sensors.tick_watch import QuietShard
 from dagster_leasehold.shard_sources.lag import bounds_of, bounds_step
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -51,15 +51,15 @@ from dagster_leasehold.shard_sources.source import ShardBounds
 FINISHED_PER_ROUND_MAX = 100
 MAX_RETRIES_TAG = "dagster/max_retries"
 OVERTIME_S = 900
-"""The time that a run has beyond its budget and stall limit before the janitor ends it."""
+"""How long a run can exceed its budget and stall limit before the janitor ends it, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The runs that a round launches, and a line for each action or omission.
+    """The runs that a round launches, and notes about its actions and about waiting shards.
 
     Attributes:
-        freed: True if it only freed shards of dead runs, which the next round then serves.
+        freed: True if it only freed shards of dead runs, for which the next round launches runs.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -72,15 +72,12 @@ class LaunchRounds:
     """The rounds of launching for the served nodes, with the state that they share.
 
     Attributes:
-        stream: the declaration.
-        store: the lease store.
-        address: where the served nodes are registered. A node with the same name and another
-            address belongs to another process, and so do its runs.
-        clock: monotonic seconds.
-        new_id: makes run ids for tenures that are opened only to be closed.
-        definition: the mark of the stream's definition, passed to the runs that are launched.
-        quiet: the shards that had nothing to read and no run at the last round.
-        processes: the processes of the runs that were active at the last round.
+        address: the address that the served nodes are registered with. A node with the same name
+            and another address belongs to another process, and so do its runs.
+        new_id: creates run ids for tenures that are opened only to be closed.
+        definition: the mark of the stream's definition, passed to the launched runs.
+        quiet: the shards that had nothing to read and no run in the last round.
+        processes: the processes of the runs that were active in the last round.
     """
 
     stream: ShardStream
@@ -92,7 +89,7 @@ class LaunchRounds:
     quiet: dict[ShardId, QuietShard] = field(default_factory=dict[ShardId, QuietShard])
     processes: tuple[str, ...] = ()
     _history: LaunchHistory = field(default_factory=LaunchHistory)
-    _reads: ReadMemory = field(init=False)
+    _reads: CaughtUpTimes = field(init=False)
     _following: FollowingRuns = field(init=False)
     _obstacles: ObstacleReports = field(init=False)
     _source_errors: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
@@ -102,7 +99,9 @@ class LaunchRounds:
         self.definition = definition_mark(self.stream)
         self._steps = FailingSteps(self.clock)
         self._obstacles = ObstacleReports(self.stream, self.clock)
-        self._reads = ReadMemory(self.stream.pace.commit_interval_s, self.stream.limits.records_max)
+        self._reads = CaughtUpTimes(
+            self.stream.pace.commit_interval_s, self.stream.limits.records_max
+        )
         self._following = FollowingRuns(
             self.definition,
             self.stream.pace.run_budget_s,
@@ -112,7 +111,7 @@ class LaunchRounds:
         )
 
     def run(self, runs: ActiveRuns, report: TickReport) -> Round:
-        """Do one round, based on the report of a tick of rebalancing.
+        """Run one round, based on the report of a tick of rebalancing.
 
         Raises:
             SourceError: the source cannot return the bounds of its shards.
@@ -120,37 +119,37 @@ class LaunchRounds:
         """
         self.quiet, self.processes, self._source_errors = {}, (), {}
         if report.snapshot.group.paused:
-            return Round(notes=("the group is paused: nothing is launched",))
+            return Round(notes=("the group is paused, so no run is launched",))
         self._steps.begin()
         try:
             return self._run(runs, report)
         finally:
             obstacles = obstacles_of(report, quiet=self.quiet, source_errors=self._source_errors)
-            see = partial(self._obstacles.see, runs.instance, obstacles)
-            self._steps.attempt("reporting the check of progress", see, None)
+            report_obstacles = partial(self._obstacles.report, runs.instance, obstacles)
+            self._steps.attempt("reporting the check of progress", report_obstacles, None)
 
     def _run(self, runs: ActiveRuns, report: TickReport) -> Round:
         instance = runs.instance
         self._history.keep(
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
-        burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
-        active, notes = burial.fail_gone(instance, runs.of(self.stream))
+        dead_runs = DeadRunCleanup(self.store, self.stream.key, self.new_id, self._steps)
+        active, notes = dead_runs.fail_dead(instance, runs.of(self.stream))
         self.processes = tuple(run.process for run in active if run.process)
         progress_rows = self._held(report)
-        if freed := burial.free(instance, progress_rows, active, lambda: report.snapshot):
+        if freed := dead_runs.free(instance, progress_rows, active, lambda: report.snapshot):
             return Round(notes=(*notes, *freed), freed=True)
-        self._following.see(active, report.progress)
-        self._history.forget(self._following.missed)
+        self._following.update(active, report.progress)
+        self._history.drop(self._following.missed)
         notes += self._following.stop(instance)
-        apart = _apart(active, report.progress)
+        apart = _runs_of_blocked(active, report.progress)
         ready = self._ready(report, active, notes)
         joined = self._join(instance, report, ready, notes, {run.run_id for run in apart})
         ready = [idle for idle in ready if idle.shard not in joined]
         launches, queued = self._choose(instance, ready, active, apart)
         ready = [idle for idle in ready if idle.shard not in queued]
         if queued:
-            notes.append(f"{_count(len(queued))} left to runs for single partitions")
+            notes.append(f"{_count(len(queued))} left to active runs of single partitions")
         by_shard = {idle.shard: idle for idle in ready}
         for launch in launches:
             self._history.note(launch, by_shard, self.clock())
@@ -158,11 +157,11 @@ class LaunchRounds:
         if launches:
             failpoints.reach("before_launch")
         launched = {shard for launch in launches for shard in launch.shards}
-        if left := [idle for idle in ready if idle.shard not in launched]:
-            notes.append(f"{_count(len(left))} left until a run of the node has ended")
+        if waiting := [idle for idle in ready if idle.shard not in launched]:
+            notes.append(f"{_count(len(waiting))} waiting for a run of the node to end")
             searching = {run.node for run in apart}
-            waiting = {i.node for i in left if not (i.blocked and i.node in searching)}
-            self._following.make_room(instance, waiting)
+            nodes = {i.node for i in waiting if not (i.blocked and i.node in searching)}
+            self._following.make_room(instance, nodes)
         return Round(tuple(launches), (*notes, *self._steps.notes))
 
     def _join(
@@ -173,28 +172,28 @@ class LaunchRounds:
         notes: list[str],
         apart: Collection[str],
     ) -> set[ShardId]:
-        """Offer shards to runs with room; return the ones that need no run of their own now."""
+        """Offer shards to runs with room; return the shards that need no new run now."""
         if not ready:
             return set()
         starting = pending_bootstraps(report.snapshot)
-        able = [
+        eligible = [
             idle
             for idle in ready
             if idle.shard not in starting and not idle.blocked and not self._history.tried(idle)
         ]
-        offers, waiting = self._following.share(able, apart=apart)
-        asked = [shard for shards in offers.values() for shard in shards]
-        queued = queued_shards(instance, self.stream, asked) if asked else set[ShardId]()
+        offers, waiting = self._following.share(eligible, apart=apart)
+        offered = [shard for shards in offers.values() for shard in shards]
+        queued = queued_shards(instance, self.stream, offered) if offered else set[ShardId]()
         by_shard = {idle.shard: idle for idle in ready}
-        for run_id, offered in offers.items():
-            if shards := [shard for shard in offered if shard not in queued]:
+        for run_id, selection in offers.items():
+            if shards := [shard for shard in selection if shard not in queued]:
                 self._following.offer(instance, run_id, shards)
                 launch = Launch(by_shard[shards[0]].node, tuple(shards))
                 self._history.note(launch, by_shard, self.clock())
                 notes.append(f"{_count(len(shards))} of {launch.node} joined run {run_id}")
         if waiting:
-            notes.append(f"{_count(len(waiting))} left for a run that is starting")
-        return {shard for shard in asked if shard not in queued} | waiting
+            notes.append(f"{_count(len(waiting))} waiting for a run that is starting")
+        return {shard for shard in offered if shard not in queued} | waiting
 
     def _choose(
         self,
@@ -203,9 +202,9 @@ class LaunchRounds:
         active: list[ActiveRun],
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
-        """Return runs to launch, and the shards that wait for a run that exists already."""
-        # The node comes from a run's tags, which any user can write. A run without one counts for
-        # no node.
+        """Return the runs to launch, and the shards that an active run will serve."""
+        # The node comes from a run's tags, which any user can write; a run without a node does not
+        # count.
         runs_active, apart_active = (
             Counter(run.node for run in runs if run.node) for runs in (active, apart)
         )
@@ -223,20 +222,20 @@ class LaunchRounds:
             if launched_shards <= free:
                 return launches, queued
             # Some of the next shards are checked as well, because a backfill can serve thousands.
-            rest = (i.shard for i in ready if i.shard not in free | queued | launched_shards)
-            asked = [*(launched_shards - free), *islice(rest, SHARDS_PER_READ)]
-            waiting = queued_shards(instance, self.stream, asked)
+            others = (i.shard for i in ready if i.shard not in free | queued | launched_shards)
+            candidates = [*(launched_shards - free), *islice(others, SHARDS_PER_READ)]
+            waiting = queued_shards(instance, self.stream, candidates)
             queued |= waiting
-            free |= set(asked) - waiting
+            free |= set(candidates) - waiting
 
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
     ) -> list[IdleShard]:
-        """Return the shards to read that no run serves; finish the ones read to their end."""
-        idle = self._idle(report, self._following.taken(active))
+        """Return the due shards that no run serves; finish shards that were read to their end."""
+        idle = self._idle(report, self._following.opening_shards(active))
         self._reads.keep(idle.keys())
-        # The least recently served first, so that every shard is probed at some time.
-        queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
+        # The least recently served are first, so that each shard gets its turn.
+        queue = sorted(idle, key=lambda shard: (self._history.launch_number(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
         bounds = self._bounds(places)
         works = self._works(report, places, bounds)
@@ -256,9 +255,9 @@ class LaunchRounds:
         }
         unread = [shard for shard, work in works.items() if work is Work.READ]
         for shard in works.keys() - set(unread):
-            self._reads.see_read(shard, self.clock())
+            self._reads.record_caught_up(shard, self.clock())
         rows = report.progress
-        each = [
+        unread_shards = [
             IdleShard(
                 shard,
                 idle[shard],
@@ -270,23 +269,23 @@ class LaunchRounds:
             )
             for shard in unread
         ]
-        able = [i for i in each if not self._history.wait_s(i, self.clock())]
-        if waiting := len(unread) - len(able):
-            notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
+        eligible = [i for i in unread_shards if not self._history.wait_s(i, self.clock())]
+        if waiting := len(unread) - len(eligible):
+            notes.append(f"{_count(waiting)} waiting because the last run committed nothing")
         # If a record of one shard is due, all unread shards of its node are read together.
-        due = {shard.node for shard in able if self._due(shard)}
-        ready = [shard for shard in able if shard.node in due]
-        if early := len(able) - len(ready):
-            notes.append(f"{_count(early)} left until a record is due")
+        due = {shard.node for shard in eligible if self._due(shard)}
+        ready = [shard for shard in eligible if shard.node in due]
+        if early := len(eligible) - len(ready):
+            notes.append(f"{_count(early)} waiting until a record is due")
         if finished:
-            notes.append(f"finished {_count(finished)}, read to the end before")
+            notes.append(f"finished {_count(finished)} that were read to the end")
         if idle and not unread and not self._steps.notes:
             notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
         notes.append(f"active runs: {len(active)}")
         return ready
 
     def _bounds(self, places: Mapping[ShardId, str | None]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds of shards, and record the errors of shards that have none."""
+        """Return the bounds of shards, and record the errors of shards without bounds."""
         try:
             bounds = bounds_of(self.stream.source, places, self._steps)
         except SourceError as error:
@@ -301,8 +300,8 @@ class LaunchRounds:
             return True
         place = idle.check_point or idle.bounds.begin
         count = partial(self.stream.source.lag, idle.shard, place, idle.bounds)
-        what = f"counting the unread records of shard {idle.shard}"
-        return self._reads.due(idle.shard, self._steps.attempt(what, count, None), self.clock())
+        step = f"counting the unread records of shard {idle.shard}"
+        return self._reads.due(idle.shard, self._steps.attempt(step, count, None), self.clock())
 
     def _works(
         self,
@@ -310,7 +309,6 @@ class LaunchRounds:
         places: Mapping[ShardId, str | None],
         bounds: Mapping[ShardId, ShardBounds],
     ) -> dict[ShardId, Work]:
-        """Return the work that each shard needs."""
         snapshot = report.snapshot
         starting = pending_bootstraps(snapshot)
         children = {row.shard for row in snapshot.shards if row.parents}
@@ -319,7 +317,7 @@ class LaunchRounds:
         def work(shard: ShardId) -> Work:
             if shard in starting:
                 return Work.READ
-            return work_left(places[shard], bounds[shard], position, child=shard in children)
+            return next_work(places[shard], bounds[shard], position, child=shard in children)
 
         return {
             shard: self._steps.attempt(f"shard {shard}", partial(work, shard), Work.NONE)
@@ -327,36 +325,39 @@ class LaunchRounds:
             if shard in bounds
         }
 
-    def _idle(self, report: TickReport, taken: set[str]) -> dict[ShardId, NodeName]:
+    def _idle(self, report: TickReport, opening: set[str]) -> dict[ShardId, NodeName]:
         subscribable = _subscribable(report.snapshot)
         return {
             shard: node
             for shard, node in self._owners(report).items()
             if shard in report.progress
             and not report.progress[shard].consumer_run
-            and shard not in taken
+            and shard not in opening
             and shard in subscribable
         }
 
     def _held(self, report: TickReport) -> list[Progress]:
-        """Return the progress of the shards that served nodes hold, also while in transfer."""
-        ours = {node.name for node in self._ours(report)}
+        """Return the progress of the shards of served nodes, including shards in transfer."""
+        own_nodes = {node.name for node in self._own_nodes(report)}
         rows = report.snapshot.shards
-        shards = {row.shard for row in rows if row.consumer_owner in ours}
+        shards = {row.shard for row in rows if row.consumer_owner in own_nodes}
         return [row for row in report.progress.values() if row.shard in shards]
 
-    def _ours(self, report: TickReport) -> list[Node]:
+    def _own_nodes(self, report: TickReport) -> list[Node]:
         return [node for node in report.snapshot.nodes if node.address == self.address]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """Map each shard to its holder, for served nodes that accept runs."""
-        ours = {node.name for node in self._ours(report) if node.accepts_runs}
+        """Map each shard of a served node that accepts runs to that node."""
+        own_nodes = {node.name for node in self._own_nodes(report) if node.accepts_runs}
         return {
-            shard: node for node, shards in report.owned.items() if node in ours for shard in shards
+            shard: node
+            for node, shards in report.owned.items()
+            if node in own_nodes
+            for shard in shards
         }
 
     def _finish(self, shard: ShardId, node: NodeName, end: str) -> bool:
-        """Finish a shard that was read to its end before the source closed it."""
+        """Finish a shard that was read to its end before the source made it read-only."""
         opened = self.store.open_tenure(self.stream.key, shard, node, self.new_id())
         if not isinstance(opened, Opened):
             return False
@@ -367,8 +368,7 @@ class LaunchRounds:
         return False
 
 
-def _apart(active: list[ActiveRun], rows: Mapping[ShardId, Progress]) -> list[ActiveRun]:
-    """Return the runs that serve a blocked shard."""
+def _runs_of_blocked(active: list[ActiveRun], rows: Mapping[ShardId, Progress]) -> list[ActiveRun]:
     blocked = {row.shard for row in rows.values() if row.blocked}
     serving = {rows[shard].consumer_run for shard in blocked}
     return [run for run in active if run.run_id in serving or run.shards & blocked]
@@ -387,10 +387,10 @@ def run_request(
 ) -> dg.RunRequest:
     """Return the request for a run of `consume_<stream>`.
 
-    It has no run key, because Dagster never launches a second run with the same key; the lease
-    keeps two runs from consuming the same shard. Dagster does not retry the run: the next tick
-    launches one for the node that owns the shards then. With the mark of a definition, the run
-    follows its shards; without it, the run ends once they are read.
+    It has no run key, because Dagster launches only one run per key; leases prevent two runs from
+    consuming the same shard. Dagster does not retry the run, since the next tick launches one for
+    the node that holds the shards then. With `definition`, the run follows its shards; without it,
+    the run ends once they are read.
     """
     config = ConsumeConfig(
         node=launch.node,
@@ -414,8 +414,8 @@ def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[s
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
         **partitions.shards_tag(launch.shards),
-        # A hanging run normally ends itself before this limit. Dagster's own tag is not used,
-        # because Dagster would compare the clocks of two hosts.
+        # A run that hangs normally ends itself before this limit. Dagster's own tag is not used,
+        # because it compares the clocks of two hosts.
         partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",
     }

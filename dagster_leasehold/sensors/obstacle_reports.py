@@ -18,21 +18,21 @@ from dagster_leasehold.lease_store.rules.obstacles import Obstacle, obstacle
 from dagster_leasehold.lease_store.times import utc_now
 
 PATIENCE_S = 20.0
-"""How long an obstacle that often resolves by itself is not reported, in seconds."""
+"""How long an obstacle that can resolve by itself is not reported, in seconds."""
 COMPARE_EVERY_S = 30.0
-"""The time between two comparisons with Dagster's storage, where runs store outcomes, too."""
+"""The time between two reads of the last stored outcome, which runs can store too, in seconds."""
 
 
 def obstacles_of(
     report: TickReport, *, quiet: Iterable[ShardId], source_errors: Mapping[ShardId, str]
 ) -> dict[ShardId, Obstacle | None]:
-    """Return the obstacle of each shard of a group, as seen by one deployment.
+    """Return the obstacle of each shard of a group, as observed by one deployment.
 
-    A shard that a live node of another deployment holds is judged by that deployment.
+    The shards of another deployment's live nodes have none here: that deployment reports theirs.
 
     Args:
-        report: a tick of rebalancing.
-        quiet: the shards that are known to have nothing to read.
+        report: the report of a tick of rebalancing.
+        quiet: the shards with nothing to read.
         source_errors: a sentence for each shard whose bounds the source did not return.
     """
     nodes = {
@@ -40,7 +40,7 @@ def obstacles_of(
         for node in report.snapshot.nodes
         if node.name in report.live and node.member
     }
-    read, obstacles = set(quiet), dict[ShardId, Obstacle | None]()
+    quiet_shards, obstacles = set(quiet), dict[ShardId, Obstacle | None]()
     for lease in report.snapshot.shards:
         shard, progress, row = lease.shard, report.progress.get(lease.shard), lease
         if progress is not None:
@@ -58,7 +58,7 @@ def obstacles_of(
             report.snapshot.group.key,
             row,
             nodes=nodes,
-            unread=shard not in read,
+            unread=shard not in quiet_shards,
             source_error=source_errors.get(shard, ""),
         )
     return obstacles
@@ -66,12 +66,7 @@ def obstacles_of(
 
 @dataclass(slots=True)
 class ObstacleReports:
-    """The reports of one stream's check; remembers the last one.
-
-    Attributes:
-        stream: the declaration.
-        clock: monotonic seconds.
-    """
+    """The reports of one stream's check."""
 
     stream: ShardStream
     clock: Clock
@@ -79,10 +74,10 @@ class ObstacleReports:
     _compare_s: float = -math.inf
     _since_s: dict[ShardId, float] = field(default_factory=dict[ShardId, float])
 
-    def see(
+    def report(
         self, instance: dg.DagsterInstance, obstacles: Mapping[ShardId, Obstacle | None]
     ) -> None:
-        """Report the outcome of the check unless Dagster has stored the same one last."""
+        """Report the outcome of the check, unless the last stored outcome is the same."""
         now_s = self.clock()
         stalled = (shard for shard, reason in obstacles.items() if reason is not None)
         self._since_s = {shard: self._since_s.get(shard, now_s) for shard in stalled}
@@ -97,7 +92,7 @@ class ObstacleReports:
         self._reported, self._compare_s = outcome.description, now_s + COMPARE_EVERY_S
 
     def _lasting(self, shard: ShardId, reason: Obstacle | None) -> Obstacle | None:
-        """Return the obstacle, or None while it is new and can still resolve by itself."""
+        """Return the obstacle, or None while it is new and can resolve by itself."""
         if reason is None or not reason.kind.transient:
             return reason
         return reason if self.clock() - self._since_s[shard] >= PATIENCE_S else None

@@ -1,6 +1,6 @@
 """The step that calls a stream's `on_commit` for committed batches, in order per shard.
 
-If a call fails, it is repeated later, and the later batches of its shard wait. Other shards and
+A failed call is retried later, and the later batches of its shard wait. Other shards and
 consumption do not wait. The process keeps only the time when the next call is due. The outbox
 stores the number of failed calls and the last error.
 """
@@ -33,7 +33,7 @@ RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0
 CALLS_PER_SHARD_MAX = 200
 TICK_BUDGET_S = 20.0
-"""The time after which a tick starts no further call and releases the lock, in seconds."""
+"""After this time, a tick starts no further call and releases the lock, in seconds."""
 
 
 @dataclass
@@ -43,20 +43,20 @@ class DeliveryReport:
     Attributes:
         delivered: the number of calls that returned.
         failures: a line with the error for each shard whose call failed.
-        left: the number of batches that wait for a later tick.
+        waiting: the number of batches that wait for a later tick.
         explanation: why nothing was called, or why the tick stopped early; can be empty.
         troubles: a line for each shard whose batches could not be read or recorded.
     """
 
     delivered: int = 0
     failures: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
-    left: int = 0
+    waiting: int = 0
     explanation: str = ""
     troubles: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
-        """Return the report as the sensor's tick shows it."""
-        counts = f"{self.delivered} batches delivered, {self.left} waiting."
+        """Return the report for display in the sensor's tick."""
+        counts = f"{self.delivered} batches delivered, {self.waiting} waiting."
         failed = " ".join(f"Shard {shard}: {error}" for shard, error in self.failures.items())
         troubles = " ".join(f"{trouble}." for trouble in self.troubles)
         return " ".join(part for part in (counts, self.explanation, failed, troubles) if part)
@@ -67,8 +67,6 @@ class HookDelivery:
 
     Args:
         stream: the declaration; `on_commit` is set.
-        deployment: its lease store, served nodes and output folder are used.
-        clock: monotonic seconds.
         jitter: returns a number in [0, 1) for each wait.
     """
 
@@ -95,9 +93,6 @@ class HookDelivery:
 
         Args:
             address: where this deployment's nodes are registered.
-
-        Raises:
-            LeaseholdError: the lease store does not answer.
         """
         self._steps.begin()
         report = self._deliver(address)
@@ -105,7 +100,7 @@ class HookDelivery:
         return report
 
     def calling(self) -> str:
-        """Describe the call that the tick is waiting for."""
+        """Describe the call in progress."""
         batch, since_s = self._calling
         waited_s = self._clock() - since_s
         return f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has not returned"
@@ -117,14 +112,14 @@ class HookDelivery:
         shards = {each.shard for each in waiting}
         self._due_s = {shard: at_s for shard, at_s in self._due_s.items() if shard in shards}
         due = [each for each in waiting if self._due_s.get(each.shard, now_s) <= now_s]
-        report = DeliveryReport(left=sum(each.count for each in waiting))
+        report = DeliveryReport(waiting=sum(each.count for each in waiting))
         if not due:
             wait_s = min((self._due_s[each.shard] - now_s for each in waiting), default=0.0)
             report.explanation = f"The next call is due in {wait_s:.0f} s." if waiting else ""
             return report
         member = self._live_node(address)
         if member is None:
-            report.explanation = "No node that this deployment serves is alive in the group."
+            report.explanation = "No live node of the group belongs to this deployment."
             return report
         lock = store.take_delivery_lock(key, *member)
         if isinstance(lock, LockTaken):
@@ -137,7 +132,6 @@ class HookDelivery:
         return report
 
     def _live_node(self, address: str) -> tuple[NodeName, str] | None:
-        """Return a node of this deployment that is alive, and its incarnation."""
         nodes = self._deployment.store().pulse(self._stream.key).nodes
         own = self._deployment.own(nodes, address)
         return next(((node.name, node.incarnation) for node in own), None)
@@ -149,7 +143,6 @@ class HookDelivery:
         deadline_s: float,
         report: DeliveryReport,
     ) -> None:
-        """Call the hook shard by shard, the longest-waiting shard first."""
         for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
             calls = partial(self._call_shard, lock, each.shard, deadline_s, report)
             if not self._steps.attempt(f"shard {each.shard}", calls, True):
@@ -158,29 +151,29 @@ class HookDelivery:
     def _call_shard(
         self, lock: DeliveryClaim, shard: ShardId, deadline_s: float, report: DeliveryReport
     ) -> bool:
-        """Call the hook for one shard's batches in order; return False if the tick has to end."""
+        """Call the hook for one shard's batches in order; return False if the tick must end."""
         events = self._deployment.store().pending_events(
             lock.key, kind=EventKind.HOOK, shard=shard, limit=CALLS_PER_SHARD_MAX
         )
         for event in events:
             if self._clock() >= deadline_s:
-                report.explanation = "The rest waits for the next tick."
+                report.explanation = "The remaining batches wait for the next tick."
                 return False
             failure = self._call(event)
             settled = self._deployment.store().settle_event(lock, event.sequence, error=failure)
             if isinstance(settled, LockOver):
-                report.explanation = "Another deployment has taken over."
+                report.explanation = "Another deployment took over the delivery."
                 return False
             if failure:
-                self._put_off(event, failure, report)
+                self._postpone(event, failure, report)
                 break
             self._due_s.pop(event.shard, None)
             report.delivered += 1
-            report.left -= 1
+            report.waiting -= 1
         return True
 
     def _call(self, event: OutboxEvent) -> str:
-        """Call the hook once, and return the error, or nothing."""
+        """Call the hook once; return the error as text, or an empty text."""
         self._calling = (event.batch_id, self._clock())
         try:
             folder = self._deployment.output_folder(self._stream.key)
@@ -189,14 +182,14 @@ class HookDelivery:
             return without_secrets(users_error(error))
         return ""
 
-    def _put_off(self, event: OutboxEvent, failure: str, report: DeliveryReport) -> None:
+    def _postpone(self, event: OutboxEvent, failure: str, report: DeliveryReport) -> None:
         wait_s = retry_wait_s(
             event.attempts + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S, jitter=self._jitter()
         )
         self._due_s[event.shard] = self._clock() + wait_s
         report.failures[event.shard] = (
             f"on_commit failed for batch {event.batch_id} at attempt {event.attempts + 1} "
-            f"({failure}); it is called again in {wait_s:.0f} s."
+            f"({failure}); the next attempt is in {wait_s:.0f} s."
         )
 
 
@@ -207,9 +200,9 @@ def on_commit_step(
     clock: Clock = steady_clock,
     jitter: Callable[[], float] = random.random,
 ) -> Step:
-    """Return the step `on_commit`, for a stream that declares the hook.
+    """Return the step `on_commit` of a stream with that hook.
 
-    `clock` returns monotonic seconds, `jitter` a number in [0, 1).
+    `clock` returns monotonic seconds, and `jitter` a number in [0, 1).
     """
     delivery = HookDelivery(stream, deployment, clock=clock, jitter=jitter)
 

@@ -1,4 +1,4 @@
-"""The step that reports the commits of runs that died before they could report them."""
+"""The step that reports the commits of runs that died before they reported them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 EVENTS_PER_TICK_MAX = 200
-SHOWN_MAX = 2_000
-"""The most materializations that are read, newest first. Older ones can be reported twice."""
+MATERIALIZATIONS_MAX = 2_000
+"""The most materializations that are read, newest first. An older commit can be reported twice."""
 
 
-def left_behind(
+def unreported_events(
     instance: dg.DagsterInstance, stream: ShardStream, store: Groups, pending: Sequence[OutboxEvent]
 ) -> list[OutboxEvent]:
-    """Return the events of runs that can no longer report them, in order.
+    """Return the events of runs that have ended without reporting them, in order.
 
-    A run that the instance does not know belongs to another deployment. That deployment reports
-    the events while the node that held the shard is a member of the group and registered there.
+    A run that is not in the instance belongs to another deployment, which reports its events while
+    the node that held the shard is a member with that deployment's address.
     """
     ended = ended_runs(instance, {event.run for event in pending})
     if not ended:
@@ -59,19 +59,20 @@ def left_behind(
     return [event for event in pending if event.run in ended]
 
 
-def not_shown(
+def without_materialization(
     instance: dg.DagsterInstance, stream: ShardStream, events: Sequence[OutboxEvent]
 ) -> list[OutboxEvent]:
-    """Return the events that no materialization covers yet.
+    """Return the events that no materialization covers.
 
-    A run or this sensor can die after it reported materializations and before it flagged the rows.
-    The materializations then name the batches.
+    A run or this sensor can die after it reported materializations, which name the batches, and
+    before it flagged the rows.
     """
     if not events:
         return []
     shards: list[str] = sorted({event.shard for event in events})
     materializations = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key(stream), asset_partitions=shards), limit=SHOWN_MAX
+        dg.AssetRecordsFilter(asset_key(stream), asset_partitions=shards),
+        limit=MATERIALIZATIONS_MAX,
     )
     spans: dict[tuple[str, str | None], list[tuple[int, int]]] = {}
     for record in materializations.records:
@@ -99,8 +100,8 @@ def _number(batch_id: object) -> int:
 def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
     """Return the step `outbox`; `clock` returns monotonic seconds.
 
-    It flags rows after Dagster has stored their events. If it is killed in between, the next call
-    finds the events in Dagster and only flags the rows.
+    It flags the rows after Dagster has stored their events. If it is killed in between, the next
+    call finds the events in Dagster and only flags the rows.
     """
     steps = FailingSteps(clock)
 
@@ -108,17 +109,18 @@ def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = stea
         steps.begin()
         store = deployment.store()
         pending = store.pending_events(stream.key)
-        orphaned = left_behind(tick.instance, stream, store, pending)
-        due = [event for event in orphaned if not steps.wait_s(_step(event.shard))]
+        orphans = unreported_events(tick.instance, stream, store, pending)
+        due = [event for event in orphans if not steps.wait_s(_step(event.shard))]
         by_shard: dict[str, list[OutboxEvent]] = {}
         for event in due[:EVENTS_PER_TICK_MAX]:
             by_shard.setdefault(_step(event.shard), []).append(event)
         report = partial(_report, tick.instance, stream, store)
         reported = steps.attempt_all(by_shard, report)
         shards = [shard for each in reported for shard in each.shards]
+        left_to_runs, rows = len(pending) - len(orphans), sum(each.rows for each in reported)
         line = (
-            f"{len(pending)} undelivered, {len(pending) - len(orphaned)} left to their runs, "
-            f"{sum(each.rows for each in reported)} delivered as {len(shards)} materializations."
+            f"{len(pending)} unreported commits, {left_to_runs} left to active runs; "
+            f"reported {rows} commits as {len(shards)} materializations."
         )
         mirror = partial(mirror_progress, store, stream, shards)
         unmirrored = steps.attempt(
@@ -131,9 +133,7 @@ def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = stea
 
 
 @dataclass(frozen=True, slots=True)
-class _Reported:
-    """Reported rows of the outbox: their number, and the shard of each materialization."""
-
+class _ReportCount:
     rows: int
     shards: list[ShardId]
 
@@ -147,16 +147,16 @@ def _report(
     stream: ShardStream,
     store: Outbox,
     shards: list[list[OutboxEvent]],
-) -> _Reported:
-    """Report the events that Dagster does not have yet, for several shards, and flag the rows."""
+) -> _ReportCount:
+    """Report the events of several shards that Dagster does not have yet, and flag the rows."""
     rows = [event for events in shards for event in events]
     events = [
         materialization_of(stream, each)
-        for each in committed_ranges(not_shown(instance, stream, rows))
+        for each in committed_ranges(without_materialization(instance, stream, rows))
     ]
     if events:
         failpoints.reach("before_emit")
     for event in events:
         instance.report_runless_asset_event(event)
     store.mark_delivered(stream.key, [event.sequence for event in rows])
-    return _Reported(len(rows), [ShardId(event.partition or "") for event in events])
+    return _ReportCount(len(rows), [ShardId(event.partition or "") for event in events])

@@ -1,4 +1,4 @@
-"""The step `publish`: publishes batches that no run has published, and reports on the table."""
+"""The step `publish`: publishes batches that no run has published, and observes the table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 TICK_EARLY_S = 1.0
-"""A publication can be this early, in seconds. Otherwise a tick that is slightly early would leave
-it to the next tick, and the interval would double."""
+"""How early a publication can be, in seconds. Otherwise a tick that is slightly early would skip
+it, and the interval would double."""
 OBSERVE_EVERY_S = 300.0
-"""The shortest time between two observations of a table, in seconds; Dagster keeps each."""
+"""The shortest time between two observations of a table, in seconds; Dagster stores all of them."""
 CHECK_EVERY_S = 3_600.0
 """The time between two comparisons of table and ledger, in seconds."""
 COMPARING = "comparing table and ledger"
@@ -34,7 +34,7 @@ COMPARING = "comparing table and ledger"
 
 @dataclass
 class TableWatch:
-    """The events about a stream's table that Dagster gets.
+    """The Dagster events about a stream's table.
 
     Attributes:
         rounds: publish the stream's batches from this process.
@@ -48,7 +48,7 @@ class TableWatch:
     _check_due_s: float = float("-inf")
 
     def observed(self, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
-        """Return an observation of the table, once in `OBSERVE_EVERY_S` if it has changed.
+        """Return an observation if the table has changed, at most one in `OBSERVE_EVERY_S`.
 
         Raises:
             LeaseholdError: the lease store or the catalog does not answer.
@@ -62,7 +62,7 @@ class TableWatch:
         self._observed = self._observed or observed_snapshot(instance, self.rounds.stream)
         if self._observed == self.rounds.snapshot:
             return []
-        # This imports PyIceberg, which only deployments with a table need.
+        # Imported here, because only deployments with a table need PyIceberg.
         from dagster_leasehold.assets.output.table.group_table import find_table
 
         stream, deployment = self.rounds.stream, self.rounds.deployment
@@ -77,9 +77,9 @@ class TableWatch:
         return [table_observation(stream, publication, table[0], lag, self.now())]
 
     def checked(self, instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
-        """Return the result of comparing table and ledger, once in `CHECK_EVERY_S`, if it is new.
+        """Compare table and ledger once in `CHECK_EVERY_S`; return the outcome if it is new.
 
-        If the comparison itself fails, it is repeated after a wait.
+        A comparison that fails is retried after a wait.
 
         Raises:
             StoreError: the lease store fails for the second time.
@@ -102,7 +102,7 @@ def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
     """Return the step `publish`; `clock` returns monotonic seconds."""
 
     @cache
-    def watch_with(instance: dg.DagsterInstance) -> TableWatch:
+    def watch_of(instance: dg.DagsterInstance) -> TableWatch:
         def nodes() -> dict[NodeName, str]:
             address = instance_address(instance)
             own = deployment.own(deployment.store().pulse(stream.key).nodes, address)
@@ -114,10 +114,10 @@ def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
         )
 
     def work(tick: Tick) -> Outcome:
-        watch = watch_with(tick.instance)
+        watch = watch_of(tick.instance)
         line, trouble = watch.rounds.tick()
         events = watch.observed(tick.instance)
-        # The check would fail for the same reason as the publication, so it waits for a later tick.
+        # After a failed publication, the check would fail for the same reason.
         for event in [*events, *([] if trouble else watch.checked(tick.instance))]:
             tick.instance.report_runless_asset_event(event)
         return Outcome(line, trouble=trouble)

@@ -1,4 +1,4 @@
-"""The step that rebalances a stream's group for the served nodes and launches their runs."""
+"""The step that rebalances a stream's group, and launches the runs of the served nodes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from dagster_leasehold.sensors.active_runs import ActiveRuns
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
-from dagster_leasehold.sensors.tick_mark import leave_tick_mark
-from dagster_leasehold.sensors.tick_watch import Served, TickWatch, Wait
+from dagster_leasehold.sensors.tick_mark import write_tick_mark
+from dagster_leasehold.sensors.tick_watch import ServedShards, TickWatch, Wait
 
 _LOG = logging.getLogger(__name__)
 ROUNDS_MAX = 3
-"""The most rounds of a tick: one finds a dead run, one frees its shards, one launches a run."""
+"""The most rounds of a tick. One finds a dead run, one frees its shards, one launches a run."""
 
 
-class RebalanceMemory:
-    """The state that a stream's ticks share: when nodes were last seen alive, and launches.
+class RebalanceState:
+    """The state that a stream's ticks share: the observations of nodes, and the launches.
 
-    It is created at the first tick, because loading a code location must not open the lease store.
-    Times are those of the process's monotonic clock.
+    The first tick creates it, because loading a code location must not open the lease store. Its
+    times are monotonic.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RebalanceMemory:
         )
         self._upkeep = Upkeep(clock)
         if deployment.spark_folder is not None:
-            # This process keeps Spark running for a while after a run, so the next starts fast.
+            # This process keeps Spark running for a while, so that the next run starts fast.
             note_keeper(deployment.spark_folder)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
@@ -82,10 +82,10 @@ class RebalanceMemory:
 
     @span("rebalance")
     def tick(self, remembered: str) -> TickReport:
-        """Do one tick; if the group has no shards yet, list them first.
+        """Rebalance once; if the group has no shards yet, list them first.
 
-        The step `shard_list` does so at about the same moment, but this step would see its rows
-        only at the next tick.
+        The step `shard_list` lists them at the same time, but this step would read its rows only at
+        the next tick.
         """
         with suppress(UnknownGroup):
             report = self._tick(remembered)
@@ -100,20 +100,21 @@ class RebalanceMemory:
         )
         return self._tick(remembered)
 
-    def served(self, report: TickReport) -> Served:
-        """Return the state of the served nodes' shards at the last round.
+    def served(self, report: TickReport) -> ServedShards:
+        """Return the served nodes' shards after the last round.
 
-        If a run dies on another host, its agent frees the shards. Only the lease store shows that.
+        If a run dies on another host, the agent there frees its shards, which only the lease store
+        shows.
         """
-        rounds, opened = self.rounds, _opened(report.progress.values())
+        rounds, opened = self.rounds, _open_shards(report.progress.values())
         if not (self._deployment.agents and opened):
-            return Served(rounds.quiet, rounds.processes)
+            return ServedShards(rounds.quiet, rounds.processes)
 
         def freed() -> bool:
             rows = self._deployment.store().progress(self._stream.key, report.owned)
-            return not opened <= _opened(rows.values())
+            return not opened <= _open_shards(rows.values())
 
-        return Served(rounds.quiet, rounds.processes, freed)
+        return ServedShards(rounds.quiet, rounds.processes, freed)
 
     def _tick(self, remembered: str) -> TickReport:
         report = self._rebalancer.tick(remembered)
@@ -125,7 +126,7 @@ class RebalanceMemory:
                 nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
-            # An error while writing this report must not stop the node's beats.
+            # An error while writing this report must not stop the node's heartbeats.
             with suppress(OSError):
                 upkeep.save(self._deployment.upkeep_file(self._stream.key))
         return report
@@ -139,53 +140,50 @@ def rebalance_step(
 ) -> Step:
     """Return the step `rebalance`, which assigns shards to nodes and launches runs.
 
-    Its state lives in the code server's process. Its cursor holds the part that a restarted server
-    needs: the incarnations of its own nodes, and how long other nodes have been silent.
+    The code server's process keeps its state. Its cursor has the part that a restarted server
+    needs: the incarnations of its own nodes, and how long other nodes have sent no heartbeat.
 
     Args:
-        stream: the declaration.
-        deployment: the deployment of the nodes.
-        clock: monotonic seconds.
-        wait: waits a number of seconds within a tick; None waits until the tick is over.
+        wait: waits a number of seconds within a tick; None waits at most until the tick is over.
     """
-    memories: list[RebalanceMemory] = []
+    states: list[RebalanceState] = []
     watch = TickWatch(stream.source, stream.pace.commit_interval_s, clock)
 
-    def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
-        if not memories:
+    def state(instance: dg.DagsterInstance) -> RebalanceState:
+        if not states:
             address = ensure_instance_address(instance)
             observer = f"{definition_name(stream)}_rebalance"
-            memories.append(
-                RebalanceMemory(stream, deployment, address=address, observer=observer, clock=clock)
+            states.append(
+                RebalanceState(stream, deployment, address=address, observer=observer, clock=clock)
             )
-        return memories[0]
+        return states[0]
 
     def work(tick: Tick) -> Outcome:
-        remembered, ticked, began_s = tick.cursor, False, clock()
+        remembered, has_ticked, began_s = tick.cursor, False, clock()
         freed: list[str] = []
         try:
-            own = memory(tick.instance)
+            own = state(tick.instance)
             report = own.tick(remembered)
-            remembered, ticked = report.remembered, True
-            launched = _launched(own, tick.runs, report)
+            remembered, has_ticked = report.remembered, True
+            launch_round = _launched(own, tick.runs, report)
             for _ in range(ROUNDS_MAX - 1):
-                if launched.freed:
-                    freed += launched.notes
-                elif launched.launches or not watch.news(
+                if launch_round.freed:
+                    freed += launch_round.notes
+                elif launch_round.launches or not watch.wait_for_work(
                     tick.instance, own.served(report), began_s, wait or tick.over.wait
                 ):
                     break
                 report = own.tick(remembered)
                 remembered = report.remembered
-                launched = _launched(own, ActiveRuns(tick.instance), report)
+                launch_round = _launched(own, ActiveRuns(tick.instance), report)
         except LeaseholdError as error:
             return Outcome(str(error), cursor=remembered, trouble=True)
         finally:
-            if ticked and deployment.agents:
-                leave_tick_mark(tick.instance, stream.key)
+            if has_ticked and deployment.agents:
+                write_tick_mark(tick.instance, stream.key)
         return Outcome(
-            "; ".join((report.explanation, *freed, *launched.notes)),
-            _requests(stream, report, launched, own.rounds.definition),
+            "; ".join((report.explanation, *freed, *launch_round.notes)),
+            _requests(stream, report, launch_round, own.rounds.definition),
             remembered,
             trouble=bool(report.troubles),
         )
@@ -193,29 +191,28 @@ def rebalance_step(
     return Step(stream, "rebalance", work)
 
 
-def _opened(rows: Iterable[Progress]) -> set[tuple[ShardId, str]]:
-    """Return the shards that runs have open, each paired with its run."""
+def _open_shards(rows: Iterable[Progress]) -> set[tuple[ShardId, str]]:
     return {(row.shard, row.consumer_run) for row in rows if row.consumer_run}
 
 
 def _requests(
-    stream: ShardStream, report: TickReport, launched: Round, definition: str
+    stream: ShardStream, report: TickReport, launch_round: Round, definition: str
 ) -> list[dg.RunRequest]:
     incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
     return [
         run_request(stream, launch, incarnations[launch.node], definition)
-        for launch in launched.launches
+        for launch in launch_round.launches
         if launch.node in incarnations
     ]
 
 
 @span("launch")
-def _launched(memory: RebalanceMemory, runs: ActiveRuns, report: TickReport) -> Round:
-    """Return a round of launching. If it fails, the rest of the tick still counts."""
+def _launched(state: RebalanceState, runs: ActiveRuns, report: TickReport) -> Round:
+    """Launch runs; a failure does not discard the rest of the tick."""
     try:
-        launched = memory.rounds.run(runs, report)
-        note(runs=len(launched.launches))
-        return launched
+        launch_round = state.rounds.run(runs, report)
+        note(runs=len(launch_round.launches))
+        return launch_round
     except Exception as error:
         if not isinstance(error, LeaseholdError):
             _LOG.error("No run is launched: %s", sentence_of(error), exc_info=error)

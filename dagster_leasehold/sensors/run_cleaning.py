@@ -24,15 +24,14 @@ from dagster_leasehold.sensors.active_runs import ActiveRun, ActiveRuns
 
 PROCESS_ENDED = "The process of this run ended without reporting a result."
 PARTITIONS_GRACE_S = 3_600.0
-"""The longest time that a run of partitions can have no shard open, in seconds: between two
-portions of its shards, or while it stores the events of a thousand partitions."""
+"""How long a run of partitions can have no shard open, in seconds: between two portions of its
+shards, or while it stores the events of a thousand partitions."""
 NEVER_HELD_GRACE_S = 120.0
-"""The longest time from a run's start to its first open shard, in seconds. Runs open shards before
-Spark starts."""
+"""The longest time from a run's start to its first open shard, in seconds; Spark starts later."""
 
 
 class Ending(NamedTuple):
-    """The messages about a run that is ended.
+    """The messages about a run that the janitor ends.
 
     Attributes:
         terminated: the tick's line if the run was terminated.
@@ -49,23 +48,23 @@ HOLDS_NOTHING = Ending(
     "run {run} no longer holds a shard: terminated",
     "run {run} no longer holds a shard and could not be terminated: failed",
     "This run no longer held a shard, because its node lost its leases, and it could not be "
-    "terminated ({why}). Other runs continue from its checkpoints.",
+    "terminated ({reason}). Other runs continue from its checkpoints.",
 )
 WORKED_TOO_LONG = Ending(
     "run {run} has worked for too long: terminated",
     "run {run} has worked for too long and could not be terminated: failed",
     "This run worked for longer than its budget and its stall limit allow, and it could not be "
-    "terminated ({why}). Other runs continue from its checkpoints.",
+    "terminated ({reason}). Other runs continue from its checkpoints.",
 )
 
 
 @dataclass(slots=True)
-class HoldingMemory:
+class RunsWithoutShards:
     """How long each started run has had no shard open.
 
-    A run that loses its last lease stops at its next check. If it does not, it hangs in a job, or
-    its process is gone on a host that cannot be reached. Such a run cannot commit, but it uses
-    cores and a place in Dagster's queue.
+    A run that loses its last lease stops at its next check, unless it hangs in a job or its process
+    died on a host that cannot be reached. Such a run cannot commit, but it uses cores and a place
+    in Dagster's queue.
     """
 
     _held_s: dict[str, float] = field(default_factory=dict)
@@ -81,65 +80,62 @@ class HoldingMemory:
     ) -> list[str]:
         """Return the started runs that have had no shard open for `grace_s` seconds.
 
-        A run that a user or a backfill launched has `PARTITIONS_GRACE_S` instead, counted from its
-        last shard. A run of the sensors that never opened a shard has `NEVER_HELD_GRACE_S`. Other
-        runs that never opened one, such as replays, have no limit.
+        After its last shard, a run that a user or a backfill launched has `PARTITIONS_GRACE_S`. A
+        run of the sensors has `NEVER_HELD_GRACE_S` to open its first shard. Other runs that never
+        opened a shard, such as replays, have no limit.
         """
         for run_id in holding:
             self._held_s[run_id] = now_s
-        # Only runs of the sensors open their shards at once. A run of a single partition can wait
-        # for another run of its shard, for as long as its config allows.
+        # Only runs of the sensors open their shards at once. A run of a single partition can first
+        # wait for another run of its shard, for as long as its config allows.
         started = {run.run_id: run.launched for run in active if run.started}
         self._held_s = {run: at for run, at in self._held_s.items() if run in started}
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in started}
-        lost = {
+        without_shard = {
             run
             for run, at in self._held_s.items()
             if now_s - at > (grace_s if started[run] else max(grace_s, PARTITIONS_GRACE_S))
         }
-        never = {
+        never_opened = {
             run
             for run, launched in started.items()
             if launched
             and run not in self._held_s
             and now_s - self._seen_s[run] > max(grace_s, NEVER_HELD_GRACE_S)
         }
-        return sorted(lost | never)
+        return sorted(without_shard | never_opened)
 
 
 @dataclass(slots=True)
-class WorkMemory:
-    """How long each run has been working, measured by this process's own clock.
+class WorkTimes:
+    """How long each run has been working, by this process's own clock.
 
-    Dagster stores times of the run's host. If that host's clock were an hour behind, its runs would
-    all seem to have worked for an hour.
+    Dagster stores the time of the run's host. If that host's clock were an hour behind, all of its
+    runs would seem to have worked for an hour.
     """
 
     _seen_s: dict[str, float] = field(default_factory=dict)
 
     def overdue(self, limits: Mapping[str, float], *, now_s: float) -> list[str]:
-        """Return the runs that have worked for longer than their limits (in seconds)."""
+        """Return the runs that have worked for longer than their limits, given in seconds."""
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in limits}
         return sorted(run for run, at in self._seen_s.items() if now_s - at > limits[run])
 
 
 @dataclass(slots=True)
 class RunCleaning:
-    """Cleans up the runs of one stream; remembers between ticks which runs had a shard open.
+    """Cleans up the runs of one stream.
 
     Attributes:
-        stream: the declaration.
-        deployment: the deployment of the nodes.
-        clock: monotonic seconds.
-        new_id: makes run ids for tenures that are opened only to be closed.
+        new_id: creates run ids for tenures that are opened only to be closed.
     """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
     new_id: Callable[[], str]
-    _holding: HoldingMemory = field(default_factory=HoldingMemory)
-    _working: WorkMemory = field(default_factory=WorkMemory)
+    _holding: RunsWithoutShards = field(default_factory=RunsWithoutShards)
+    _working: WorkTimes = field(default_factory=WorkTimes)
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +144,7 @@ class RunCleaning:
     def clean(self, runs: ActiveRuns) -> list[str]:
         """Clean up once, and return a line for each action.
 
-        1. Mark runs as failed whose process has ended on this host; Dagster would never notice.
+        1. Mark runs as failed if their process on this host has ended; Dagster would not notice.
         2. Free the shards that ended runs left open, under a new epoch.
         3. Terminate runs that have had no shard open for the group's timeout, or that have worked
            longer than their launcher allowed. If that fails, mark them as failed.
@@ -158,12 +154,12 @@ class RunCleaning:
         """
         store, key, instance = self.deployment.store(), self.stream.key, runs.instance
         self._steps.begin()
-        burial = Burial(store, key, self.new_id, self._steps)
-        active, notes = burial.fail_gone(instance, runs.of(self.stream))
+        dead_runs = DeadRunCleanup(store, key, self.new_id, self._steps)
+        active, notes = dead_runs.fail_dead(instance, runs.of(self.stream))
         pulse = store.pulse(key)
         nodes = [each.name for each in self.deployment.own(pulse.nodes, instance_address(instance))]
         rows = store.progress(key, nodes).values()
-        notes += burial.free(instance, rows, active, lambda: store.snapshot(key))
+        notes += dead_runs.free(instance, rows, active, lambda: store.snapshot(key))
         open_rows = [row for row in rows if row.consumer_run]
         holding = {row.consumer_run for row in open_rows}
         overdue = self._holding.overdue(
@@ -179,27 +175,24 @@ class RunCleaning:
         return [*notes, *self._steps.notes]
 
     def _end(self, instance: dg.DagsterInstance, run_id: str, ending: Ending) -> str:
-        """Terminate a run; mark it as failed if that does not work."""
-        why = "its server does not know it"
+        reason = "its code server does not have it"
         try:
             if instance.run_launcher.terminate(run_id):
                 return ending.terminated.format(run=run_id)
         except Exception as error:
             # Any error of a launcher, for example if its server is gone.
-            why = type(error).__name__
-        _fail(instance, run_id, ending.sentence.format(why=why))
+            reason = type(error).__name__
+        _fail(instance, run_id, ending.sentence.format(reason=reason))
         return ending.failed.format(run=run_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
-    """Marks dead runs as failed and frees their shards.
+class DeadRunCleanup:
+    """Marks dead runs as failed, and frees their shards.
 
     Attributes:
-        store: the lease store.
-        key: the group.
-        new_id: makes run ids for tenures that are opened only to be closed.
-        steps: retries later what fails, without delaying the rest.
+        new_id: creates run ids for tenures that are opened only to be closed.
+        steps: the back-off of each run and shard that failed.
     """
 
     store: Tenures
@@ -207,19 +200,19 @@ class Burial:
     new_id: Callable[[], str]
     steps: FailingSteps
 
-    def fail_gone(
+    def fail_dead(
         self, instance: dg.DagsterInstance, active: Iterable[ActiveRun]
     ) -> tuple[list[ActiveRun], list[str]]:
-        """Mark runs as failed whose process is gone; return the other runs, and a line for each."""
-        left: list[ActiveRun] = []
+        """Mark runs as failed if their process has ended; return the others, and lines about it."""
+        remaining: list[ActiveRun] = []
         notes: list[str] = []
         for run in active:
-            failed = partial(self._fail_if_gone, instance, run)
+            failed = partial(self._fail_if_dead, instance, run)
             if self.steps.attempt(f"run {run.run_id}", failed, False):
-                notes.append(f"run {run.run_id} failed: its process is gone")
+                notes.append(f"run {run.run_id} failed: its process has ended")
             else:
-                left.append(run)
-        return left, notes
+                remaining.append(run)
+        return remaining, notes
 
     def free(
         self,
@@ -231,15 +224,14 @@ class Burial:
         """Close the tenures of ended runs; return a line for each shard that is free now.
 
         Args:
-            instance: Dagster's instance, which knows the ended runs.
             rows: the shards that nodes of this deployment hold.
             active: the runs that have not ended.
-            snapshot: reads the group; called only if there is something to free.
+            snapshot: reads the group; called only if a shard must be freed.
         """
         free = partial(self._free, instance, rows, {run.run_id for run in active}, snapshot)
         return self.steps.attempt("freeing shards of ended runs", free, [], at_once=True)
 
-    def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
+    def _fail_if_dead(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
         if not process_gone(run.process):
             return False
         _fail(instance, run.run_id, PROCESS_ENDED)
@@ -254,14 +246,13 @@ class Burial:
     ) -> list[str]:
         open_runs = {row.consumer_run for row in rows if row.consumer_run}
         ended = ended_runs(instance, open_runs.difference(active))
-        left = {row.shard: row.consumer_run for row in rows if row.consumer_run in ended}
+        open_shards = {row.shard: row.consumer_run for row in rows if row.consumer_run in ended}
         notes: list[str] = []
-        for lease in snapshot().shards if left else ():
-            run, node = left.get(lease.shard), lease.consumer_owner
+        for lease in snapshot().shards if open_shards else ():
+            run, node = open_shards.get(lease.shard), lease.consumer_owner
             if run is None or node is None:
                 continue
-            # Only the dead run's tenure is closed. If another run has opened the shard since, it
-            # keeps the shard.
+            # Only the dead run's tenure is closed. A run that has opened the shard since keeps it.
             close = partial(
                 close_ended_tenure,
                 self.store,

@@ -1,6 +1,6 @@
 """The step that copies a source's shard list to the lease tables and to Dagster's partitions.
 
-It also reports an observation of the log from time to time: shard bounds and unread records.
+It also reports observations of the log, with shard bounds and unread records.
 """
 
 import hashlib
@@ -33,21 +33,16 @@ OBSERVE_EVERY_S = 300.0
 
 
 @dataclass(slots=True)
-class _Synced:
-    """The digest of the last copied shard list, and the ticks since."""
-
+class _LastSync:
     digest: str = ""
     ticks: int = 0
 
 
 @dataclass(slots=True)
 class LogWatch:
-    """The observations of a stream's log. There are few, since Dagster keeps them for good.
+    """The observations of a stream's log. They are rare, since Dagster stores all of them.
 
     Attributes:
-        stream: the declaration.
-        deployment: its lease store has the checkpoints.
-        clock: monotonic seconds.
         now: the current time, for the age of unread records.
     """
 
@@ -58,15 +53,15 @@ class LogWatch:
     _due_s: float = float("-inf")
     _last: str = ""
 
-    def look(self) -> list[dg.AssetObservation]:
-        """Return an observation once in `OBSERVE_EVERY_S`, if anything has changed since the last.
+    def observations(self) -> list[dg.AssetObservation]:
+        """Return an observation if the log has changed, at most one in `OBSERVE_EVERY_S`.
 
         Raises:
             LeaseholdError: the lease store does not answer.
         """
         if self.clock() < self._due_s:
             return []
-        # Set first: an observation that is too slow for one tick must not slow down all later ones.
+        # Set first, so that an observation that is too slow for a tick is not repeated in the next.
         self._due_s = self.clock() + OBSERVE_EVERY_S
         source, leases = (
             self.stream.source,
@@ -87,8 +82,8 @@ def sync_listing(
 ) -> str:
     """Copy a shard list to the lease tables, and create the group if it does not exist.
 
-    The stream's declaration sets the group's settings only when the group is created. Later,
-    `leasehold group update` changes them.
+    The declaration sets the group's settings only when the group is created. Later, `leasehold
+    group update` changes them.
     """
     observer = f"{definition_name(stream)}_shard_list"
     note = ""
@@ -99,9 +94,9 @@ def sync_listing(
             store.create_group(stream.new_group(timeout_s))
             note = f"created the consumer group {stream.key}; "
         except GroupExists:
-            note = f"found the consumer group {stream.key} just created; "
+            note = f"the consumer group {stream.key} was just created; "
         synced = store.sync_shards(stream.key, listing, observer=observer)
-    return f"{note}{len(synced.added)} shards are new to the group, {len(synced.changed)} changed"
+    return f"{note}{len(synced.added)} shards added to the group, {len(synced.changed)} changed"
 
 
 def shard_list_step(
@@ -109,35 +104,34 @@ def shard_list_step(
 ) -> Step:
     """Return the step `shard_list`; `clock` returns monotonic seconds.
 
-    It writes the shards and their lineage to the lease tables and adds a partition for each to
+    It writes the shards and their parents to the lease tables, and adds a partition per shard to
     Dagster. It never removes a partition.
     """
-    memory = _Synced()
+    memory = _LastSync()
     steps = FailingSteps(clock)
     watch = LogWatch(stream, deployment, clock)
 
     def sync(listing: list[ShardListing]) -> str:
-        """Copy the list to the lease tables if it has changed, or if the last copy is old."""
         digest = _digest(listing)
         memory.ticks += 1
-        # An unchanged list is copied again from time to time, because the lease tables could have
-        # been restored from an older backup.
+        # An unchanged list is also copied at times, since the lease tables could have been restored
+        # from an older backup.
         if digest == memory.digest and memory.ticks < TICKS_BETWEEN_REPEATS:
-            return f"{len(listing)} shards, as before"
+            return f"{len(listing)} shards, unchanged"
         timeout_s = deployment.timing.timeout_s
-        done = sync_listing(deployment.store(), stream, listing, timeout_s=timeout_s)
+        result = sync_listing(deployment.store(), stream, listing, timeout_s=timeout_s)
         memory.digest, memory.ticks = digest, 0
-        return done
+        return result
 
     def work(tick: Tick) -> Outcome:
         steps.begin()
         instance = tick.instance
         listing = stream.source.list_shards()
-        # Partitions are stored by Dagster and can be added while the lease tables are unavailable.
+        # Dagster stores partitions, so they can be added while the lease tables are unavailable.
         write = partial(sync, listing)
-        done = steps.attempt("writing the lease tables", write, "", at_once=True)
-        # Skipped if writing the lease tables has just failed, since it reads them.
-        observed = steps.attempt("observing the log", watch.look, []) if done else []
+        result = steps.attempt("writing the lease tables", write, "", at_once=True)
+        # Skipped after a failed write, since the observation reads the same tables.
+        observed = steps.attempt("observing the log", watch.observations, []) if result else []
         for event in observed:
             instance.report_runless_asset_event(event)
         partitioned = set(instance.get_dynamic_partitions(stream.name))
@@ -145,7 +139,7 @@ def shard_list_step(
         if missing:
             failpoints.reach("before_partitions")
             instance.add_dynamic_partitions(stream.name, missing)
-        parts = [part for part in (done, *steps.notes) if part]
+        parts = [part for part in (result, *steps.notes) if part]
         line = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
         return Outcome(line, trouble=bool(steps.notes))
 

@@ -1,9 +1,9 @@
 """The steps of sensors: a step is the work of a sensor for one stream.
 
-A sensor serves many streams. In each tick one thread runs the steps that are due, one after
-another. If a step is slow, another thread runs the remaining ones. The tick ends shortly before the
-next one is due, whether or not all steps have finished. So a slow or failing step delays no other.
-The next tick does not start a step that is still running; it reports the outcome once there is one.
+A sensor serves many streams. In each tick, one thread runs the due steps one after another. While a
+step is slow, another thread runs the remaining steps. The tick ends shortly before the next one is
+due, even if some steps are still running. So a slow or failing step delays no other step. Later
+ticks report the outcome of a step that was still running, and do not start it again before.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors.active_runs import ActiveRuns
 
 TICK_S = 4.5
-"""The longest time of a tick, in seconds. The next tick comes after 5 s."""
+"""The longest duration of a tick, in seconds. The next tick comes after 5 s."""
 PATIENCE_S = 0.1
-"""The time after which another thread runs the waiting steps, in seconds."""
+"""After this time, another thread runs the waiting steps, in seconds."""
 LAST_CALL_S = 0.5
-"""The time left to the other steps once a step has requested runs, in seconds."""
+"""The time for the other steps after a step has requested runs, in seconds."""
 EXPLANATION_MAX = 8_000
-"""The most characters of a tick's explanation. MySQL stores at most 64 KB for a tick."""
+"""The most characters of a tick's explanation; MySQL stores at most 64 KB per tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Tick:
     Attributes:
         runs: the unfinished runs, read once for all steps of a tick.
         cursor: the cursor that the step returned last; empty at first.
-        over: set once the tick should end. A step that only waits for changes returns then.
+        over: set when the tick should end, so that a step that waits for changes returns.
     """
 
     runs: ActiveRuns
@@ -54,7 +54,7 @@ class Tick:
 
     @property
     def instance(self) -> dg.DagsterInstance:
-        """Dagster's instance, which this process opened once."""
+        """Dagster's instance, which this process keeps open."""
         return self.runs.instance
 
 
@@ -65,7 +65,7 @@ class Outcome:
     Attributes:
         line: what the step did, or why there was nothing to do.
         run_requests: the runs to launch.
-        cursor: the text for the next call, kept in Dagster's storage; None keeps the last one.
+        cursor: the cursor for the next call, stored by Dagster; None keeps the last one.
         trouble: True if something failed; `line` says what.
     """
 
@@ -84,11 +84,10 @@ class Step:
     """A unit of work that a sensor does for a stream.
 
     Attributes:
-        stream: the declaration.
-        name: of the step, unique within the stream.
+        name: the name of the step, unique within the stream.
         work: does the work once. Calls never overlap.
         every_s: the shortest time between two calls, in seconds.
-        waits_for: returns what `work` is waiting for, while it is slow.
+        waits_for: describes what a slow call of `work` is waiting for.
     """
 
     stream: ShardStream
@@ -123,7 +122,6 @@ class StreamSteps:
 
     Args:
         steps: the steps of all its streams.
-        clock: monotonic seconds.
 
     Attributes:
         explanation: one line for each step of the last tick.
@@ -159,7 +157,7 @@ class StreamSteps:
             future = Future[Outcome]()
             self._running[number] = now_s, future
             self._waiting.append(partial(self._do, copy_context(), step, tick, future))
-        self._go_on()
+        self._start_thread()
 
     def _do(self, context: Context, step: Step, tick: Tick, future: Future[Outcome]) -> None:
         try:
@@ -168,34 +166,29 @@ class StreamSteps:
             future.set_exception(error)
         self._finished.put(future)
 
-    def _go_on(self) -> None:
-        """Start a thread that runs the waiting steps."""
+    def _start_thread(self) -> None:
         if self._waiting:
-            # No thread pool: at exit, Python would wait for a pool's last step to finish.
-            Thread(target=_take_all, args=(self._waiting,), daemon=True).start()
+            # Not a thread pool: at exit, Python would wait for the pool's last step.
+            Thread(target=_run_all, args=(self._waiting,), daemon=True).start()
 
     def _wait(self, over: Event) -> None:
-        """Wait for all steps, or until the tick is over, or shortly after one requests runs."""
-        left = {future for _, future in self._running.values()}
+        """Wait for all steps, until the tick is over, or shortly after one step requests runs."""
+        pending = {future for _, future in self._running.values()}
         until_s = steady_clock() + TICK_S
-        while left and (left_s := until_s - steady_clock()) > 0:
+        while pending and (remaining_s := until_s - steady_clock()) > 0:
             try:
-                future = self._finished.get(timeout=min(left_s, PATIENCE_S))
+                future = self._finished.get(timeout=min(remaining_s, PATIENCE_S))
             except Empty:
-                self._go_on()
+                self._start_thread()
                 continue
-            left.discard(future)
-            if not over.is_set() and _asks_for_runs(future):
+            pending.discard(future)
+            if not over.is_set() and _has_requests(future):
                 over.set()
                 until_s = min(until_s, steady_clock() + LAST_CALL_S)
         over.set()
 
     def _result(self, cursors: Mapping[str, str]) -> dg.SensorResult:
-        """Return the runs and cursors of the finished steps, and a line for each step.
-
-        Raises:
-            StepFailed: a step failed, and no other returned runs or a cursor that would be lost.
-        """
+        """Return the runs and cursors of the finished steps, and a line for each step."""
         outcomes: dict[Step, Outcome] = {}
         failed = False
         for number, step in enumerate(self._steps):
@@ -215,15 +208,17 @@ class StreamSteps:
                 outcomes[step] = future.result()
         text = self.explanation = _explanation(outcomes)
         requests = [each for outcome in outcomes.values() for each in outcome.run_requests]
-        left = {
+        new_cursors = {
             step.place: outcome.cursor
             for step, outcome in outcomes.items()
             if outcome.cursor is not None and outcome.cursor != cursors.get(step.place)
         }
-        if failed and not requests and not left:
+        if failed and not requests and not new_cursors:
             raise StepFailed(text)
         places = {step.place for step in self._steps}
-        texts = {place: text for place, text in {**cursors, **left}.items() if place in places}
+        texts = {
+            place: text for place, text in {**cursors, **new_cursors}.items() if place in places
+        }
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else text,
@@ -231,7 +226,7 @@ class StreamSteps:
         )
 
 
-def _take_all(waiting: deque[Callable[[], object]]) -> None:
+def _run_all(waiting: deque[Callable[[], object]]) -> None:
     while waiting:
         try:
             do = waiting.popleft()
@@ -240,12 +235,12 @@ def _take_all(waiting: deque[Callable[[], object]]) -> None:
         do()
 
 
-def _asks_for_runs(future: Future[Outcome]) -> bool:
+def _has_requests(future: Future[Outcome]) -> bool:
     return future.exception() is None and bool(future.result().run_requests)
 
 
 def _explanation(outcomes: Mapping[Step, Outcome]) -> str:
-    """Return a line for each step. Failures come first, since the text may be cut."""
+    """Return a line for each step; failures come first, since the text can be truncated."""
     ordered = sorted(outcomes.items(), key=lambda each: not each[1].trouble)
     text = "\n".join(f"{step.place}: {outcome.line}" for step, outcome in ordered)
     if len(text) > EXPLANATION_MAX:
@@ -271,7 +266,7 @@ _OPENING = Lock()
 def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
     """Return Dagster's instance, which this process opens once and keeps.
 
-    `context.instance` opens a new one in every tick: three quarters of the cost of an idle tick.
+    `context.instance` would open one in every tick, which is three quarters of an idle tick's cost.
     """
     ref = context.instance_ref
     if ref is None:
@@ -285,11 +280,10 @@ def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
 
 
 def deployment_of_tick(context: dg.SensorEvaluationContext) -> Deployment:
-    """Return the deployment of the code location whose sensor ticks.
+    """Return the deployment in the code location of a ticking sensor.
 
-    Dagster builds the resources that a sensor requires, and opens an instance, at every tick. So
-    the sensors require none: the first tick of a process takes the deployment from the code
-    location and keeps it.
+    At every tick, Dagster would build the resources that a sensor requires, and open an instance.
+    So the sensors require none: the first tick of a process builds the deployment, and keeps it.
     """
     location = context.repository_def
     if location is None:

@@ -1,7 +1,7 @@
 """The two sensors that `build_definitions` creates: one launches runs, one does all other work.
 
-They are separate because a launch must not wait for a publication or a slow source. Both are named
-after their first stream, which belongs to no other sensors.
+They are separate, because a launch must not wait for a publication or a slow source. Both are named
+after their first stream, so their names are unique.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def build_launching_sensor(
 
     Args:
         streams: at least one.
-        deployment: its nodes are named in the description. A tick uses the deployment of the
-            code location's resources.
+        deployment: the deployment whose nodes the description lists. A tick takes the deployment
+            from the code location's resources.
         jobs: the jobs that consume and compact the streams.
     """
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
@@ -52,7 +52,7 @@ def build_launching_sensor(
 
 
 def build_housekeeping_sensor(streams: Sequence[ShardStream]) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_housekeeping` of one stream or more, which launches nothing."""
+    """Return the sensor `<stream>_housekeeping` of one or more streams."""
 
     def steps(served: Deployment) -> Iterator[Step]:
         for stream in streams:
@@ -66,9 +66,9 @@ def build_housekeeping_sensor(streams: Sequence[ShardStream]) -> dg.SensorDefini
     keys = [key for stream in streams for key in (asset_key(stream), log_asset_key(stream))]
     return _sensor(
         f"{definition_name(streams[0])}_housekeeping",
-        f"For {_listed(streams)}: publishes what was committed, calls the hooks on commits, adds a "
-        "partition for each new shard, cleans up after runs that died and reports what they "
-        "committed, and deletes old rows of history and output that has expired.",
+        f"For {_listed(streams)}: publishes committed batches, calls the hooks on commits, adds a "
+        "partition for each new shard, cleans up after dead runs and reports their commits, and "
+        "deletes old history and expired output.",
         steps,
         asset_selection=dg.AssetSelection.assets(*keys),
     )
@@ -84,7 +84,7 @@ def _sensor(
 ) -> dg.SensorDefinition:
     of_process: list[StreamSteps] = []
 
-    def begun(context: dg.SensorEvaluationContext) -> StreamSteps:
+    def steps_of_process(context: dg.SensorEvaluationContext) -> StreamSteps:
         if not of_process:
             served = deployment_of_tick(context)
             of_process.append(StreamSteps([*steps(served)], steady_clock))
@@ -99,7 +99,7 @@ def _sensor(
         description=description,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        work = begun(context)
+        work = steps_of_process(context)
         result = work.tick(opened_instance(context), context.cursor)
         if result.run_requests:
             # Dagster shows no reason for a tick that requests runs, so the reason goes to its log.

@@ -1,8 +1,9 @@
-"""The mark that shows a deployment's agents that the step `rebalance` still ticks.
+"""The mark that each tick of the step `rebalance` writes for the deployment's agents.
 
-Agents keep beating while Dagster's daemon is down, although no runs are launched for their nodes.
-So each tick writes a new mark to Dagster's storage, which the daemon and the agents share. An agent
-that sees no new mark registers its node as accepting no runs, and other nodes get its shards.
+While Dagster's daemon is down, agents still send heartbeats, but no runs are launched for their
+nodes. So each tick writes a new mark to Dagster's storage, which the daemon and the agents share.
+An agent that reads no new mark registers its node as accepting no runs, and other nodes get its
+shards.
 
 The mark is written at the end of a tick. If it were written at the beginning, the first agent that
 reads it could accept runs again while the tick is still planning, and the plan would give its node
@@ -23,18 +24,18 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 _LOG = logging.getLogger(__name__)
 
 
-def leave_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
+def write_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
     """Write a new mark for a group; log it if the storage fails."""
     mark = {_place_of(key): uuid.uuid4().hex}
     try:
         instance.daemon_cursor_storage.set_cursor_values(mark)
     except Exception as error:
-        # Any error of the storage's driver. The tick's work is done and remains valid.
+        # Any error of the storage's driver. The work of the tick remains valid.
         _LOG.warning("Dagster's storage did not store this tick's mark: %s.", type(error).__name__)
 
 
 def tick_marks(instance: dg.DagsterInstance, keys: Collection[GroupKey]) -> dict[GroupKey, str]:
-    """Return the last mark of each group; an empty text if there is none."""
+    """Return the last mark of each group; an empty text without one."""
     places = {key: _place_of(key) for key in keys}
     marks = instance.daemon_cursor_storage.get_cursor_values(set(places.values()))
     return {key: marks.get(place, "") for key, place in places.items()}

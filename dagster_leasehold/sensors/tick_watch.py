@@ -1,13 +1,13 @@
-"""Checks between two ticks, for streams whose commit interval is shorter than a tick's.
+"""Polls between two ticks, for streams whose commit interval is shorter than a tick's interval.
 
-Dagster's daemon ticks every 5 s, and a run needs another 3 s to its first commit. If the commit
-interval is at least 5 s, a tick notices in time that a record is due. If it is shorter, the step
-`rebalance` does not return at once. Until shortly before the next tick it polls the shards that no
-run serves for new records, and the processes of runs for one that has died. It also returns as soon
-as another stream of the same tick requests runs.
+Dagster's daemon ticks every 5 s, and a run takes another 3 s to its first commit. With a commit
+interval of less than 5 s, a tick could notice too late that a record is due. So the step
+`rebalance` continues until shortly before the next tick. It polls the shards that no run serves for
+new records, and it polls the processes of runs for one that has died. It returns earlier if another
+stream of the same tick requests runs.
 
-A waiting tick occupies one of the daemon's threads. If the daemon is configured without threads,
-no tick waits. The next tick sees everything that was missed.
+A waiting tick occupies one of the daemon's threads, so no tick waits if the daemon has none. The
+next tick finds everything that was missed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from dagster_leasehold.assets.run_process import process_gone
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.tracing import span
-from dagster_leasehold.sensors.launch_choice import LOOK_S
+from dagster_leasehold.sensors.launch_choice import TICK_INTERVAL_S
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
 Wait = Callable[[float], object]
-"""Waits for a number of seconds, and returns True if the tick has ended in the meantime."""
+"""Waits for a number of seconds; returns True if the tick has ended."""
 
 WATCH_S = 4.0
-"""The longest time of a waiting tick, in seconds: less than the time to the next tick."""
+"""The longest duration of a waiting tick, in seconds: less than the time to the next tick."""
 POLL_S = 0.5
 ENDED_S = 0.125
-"""The interval between two checks of the runs' processes, in seconds; a check costs very little."""
-LOOK_PAUSE = 4.0
-"""The shortest pause between two checks, as a multiple of the time that a check takes."""
+"""The interval of checks of the runs' processes, in seconds; a check costs very little."""
+POLL_PAUSE_FACTOR = 4.0
+"""The shortest pause between two polls of shards, as a multiple of a poll's duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuietShard:
-    """A shard that no run serves, and that has nothing to read.
+    """A shard that no run serves and that has nothing to read.
 
     Attributes:
         check_point: the cursor where the next run starts; None if nothing was committed yet.
-        bounds: of the shard at the last check.
+        bounds: the bounds of the shard at the last poll.
     """
 
     check_point: str | None
@@ -50,13 +50,13 @@ class QuietShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The shards and runs of the served nodes, as the tick last saw them.
+class ServedShards:
+    """The shards and runs of the served nodes after the last round of the tick.
 
     Attributes:
         quiet: the shards that no run serves and that have nothing to read.
         processes: the processes of active runs, as `assets.run_process` records them.
-        freed: returns True once a run has released a shard that it had open.
+        freed: returns True once a run has released an open shard.
     """
 
     quiet: Mapping[ShardId, QuietShard]
@@ -69,9 +69,8 @@ class TickWatch:
     """Polls for one stream until the next tick is near.
 
     Attributes:
-        source: of the stream.
+        source: the stream's source.
         commit_interval_s: the longest time that a record waits, in seconds.
-        clock: monotonic seconds.
     """
 
     source: ShardSource
@@ -79,32 +78,32 @@ class TickWatch:
     clock: Clock
 
     @span("watch")
-    def news(
-        self, instance: dg.DagsterInstance, served: Served, began_s: float, wait: Wait
+    def wait_for_work(
+        self, instance: dg.DagsterInstance, served: ServedShards, began_s: float, wait: Wait
     ) -> bool:
-        """Return True as soon as there is something to do; False once the next tick is near.
+        """Poll until there is work (return True) or the next tick is near (return False).
 
         `began_s` is the start of the tick, in monotonic seconds.
         """
         nothing = not served.quiet and not served.processes
-        if nothing or self.commit_interval_s >= LOOK_S or not _has_threads(instance):
+        if nothing or self.commit_interval_s >= TICK_INTERVAL_S or not _has_threads(instance):
             return False
-        pause_s, until_s, looked_s = POLL_S, began_s + WATCH_S, self.clock()
+        pause_s, until_s, polled_s = POLL_S, began_s + WATCH_S, self.clock()
         while self.clock() + (step_s := ENDED_S if served.processes else pause_s) <= until_s:
             if wait(step_s):
                 return False
             if any(map(process_gone, served.processes)):
                 return True
-            if self.clock() - looked_s < pause_s:
+            if self.clock() - polled_s < pause_s:
                 continue
-            looked_s = self.clock()
+            polled_s = self.clock()
             try:
                 if served.freed() or self._changed(served.quiet):
                     return True
             except Exception:
-                # Any error of the source's or store's client; the next tick reports it.
+                # Any error of the source's or store's client: the next tick reports it.
                 return False
-            pause_s = max(POLL_S, (self.clock() - looked_s) * LOOK_PAUSE)
+            pause_s = max(POLL_S, (self.clock() - polled_s) * POLL_PAUSE_FACTOR)
         return False
 
     def _changed(self, quiet: Mapping[ShardId, QuietShard]) -> bool:

@@ -25,21 +25,26 @@ from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.sensors import EVERY_LOOP_S
-from dagster_leasehold.sensors.active_runs import partitions_in_work
-from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
+from dagster_leasehold.sensors.active_runs import active_partitions
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
+from dagster_leasehold.sensors.requested_hours import (
+    INCOMPLETE_MAX,
+    HoursInWork,
+    IncompleteHour,
+    RequestedHours,
+)
 from dagster_leasehold.sensors.steps import deployment_of_tick, opened_instance
 from dagster_leasehold.shard_sources.lag import bounds_of
 
 HOURS_PER_TICK_MAX = 24
-UNKNOWN = Frontier(None, None, "it is not known which hours are complete")
+UNKNOWN = Frontier(None, None, "the complete hours are unknown")
 
 
 @dataclass(slots=True)
 class IdleShards:
     """How long each shard has been caught up, by this process's own clock.
 
-    After a restart the time counts from 0: an hour is then requested later, never too early.
+    After a restart, the time counts from 0, so an hour is requested later, never too early.
     """
 
     _since_s: dict[ShardId, tuple[str | None, float]] = field(
@@ -49,11 +54,10 @@ class IdleShards:
     def idle(
         self, caught_up: dict[ShardId, str | None], *, now_s: float, allowance_s: float
     ) -> set[ShardId]:
-        """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
+        """Return the shards that were caught up, at one checkpoint, for `allowance_s` seconds.
 
         Args:
             caught_up: the shards that are caught up now, with their checkpoints.
-            now_s: the time, in monotonic seconds.
             allowance_s: how long a shard counts as active after it has caught up, in seconds.
         """
         unchanged = {
@@ -70,9 +74,7 @@ class WatermarkRounds:
     """The decisions of ticks, and the state that ticks share.
 
     Attributes:
-        hourly: the downstream asset.
         deployment: the deployment of its stream.
-        clock: monotonic seconds.
     """
 
     hourly: HourlyAsset
@@ -81,78 +83,74 @@ class WatermarkRounds:
     _idle: IdleShards = field(default_factory=IdleShards)
     _late: LateRecords | None = None
     _steps: FailingSteps = field(init=False)
-    _asked: AskedHours = field(init=False)
+    _requested: RequestedHours = field(init=False)
 
     def __post_init__(self) -> None:
         self._steps = FailingSteps(self.clock)
-        self._asked = AskedHours(self.clock, self.hourly.late.wait_s, self.hourly.since)
+        self._requested = RequestedHours(self.clock, self.hourly.late.wait_s, self.hourly.since)
 
     def tick(self, cursor: str | None, in_work: HoursInWork) -> dg.SensorResult:
-        """Request complete hours, and failed ones again.
+        """Request complete hours, and failed hours again.
 
         Args:
             cursor: the cursor that the last tick returned.
-            in_work: returns the hours among the given ones that have an unfinished run.
+            in_work: returns the given hours that have an unfinished run.
 
         Raises:
             StoreError: the lease store does not answer.
         """
         self._steps.begin()
-        asked, store = self._asked, self.deployment.store()
-        remembers = asked.recall(cursor, self.hourly.since)
+        requested, store = self._requested, self.deployment.store()
+        has_list = requested.load(cursor, self.hourly.since)
         leases = store.snapshot(self.hourly.stream.key).shards
-        reached, hours = self._steps.attempt(
-            "looking for complete hours",
-            partial(self._complete, leases),
-            (UNKNOWN, []),
-            at_once=True,
+        progress, hours = self._steps.attempt(
+            "finding complete hours", partial(self._complete, leases), (UNKNOWN, []), at_once=True
         )
         launchable = self._launchable(hours)
-        counted = self._steps.attempt(
-            "looking for late records",
-            partial(self._look_late, store, leases, remembers=remembers),
+        changed_rows = self._steps.attempt(
+            "counting late records",
+            partial(self._count_late, store, leases, has_list=has_list),
             [],
             at_once=True,
         )
-        again = self._steps.attempt(
+        retries = self._steps.attempt(
             "finding hours to request again", partial(self._due, in_work), [], at_once=True
         )
-        requests = [self._request(at) for at in again]
+        requests = [self._request(at) for at in retries]
         for at in launchable:
             requests.append(self._request(at))
-            asked.next = at + HOUR
-        cursor = asked.remember()
-        explanation = self._explanation(reached, launchable, len(hours) - len(launchable), counted)
+            requested.next = at + HOUR
+        cursor = requested.save()
+        explanation = self._explanation(
+            progress, launchable, len(hours) - len(launchable), changed_rows
+        )
         return dg.SensorResult(
             run_requests=requests,
-            asset_events=[self._observation(window) for window in counted],
+            asset_events=[self._observation(window) for window in changed_rows],
             skip_reason=None if requests else explanation,
             cursor=cursor,
         )
 
     @property
     def troubles(self) -> list[str]:
-        """One line for each failed step of the last tick, and for hours that stay incomplete."""
-        return [*self._asked.notes(), *self._steps.notes]
+        """Lines about failed steps of the last tick, and about hours that stay incomplete."""
+        return [*self._requested.notes(), *self._steps.notes]
 
     def _due(self, in_work: HoursInWork) -> list[datetime]:
-        """Return the owed hours to request now, except hours whose output has expired.
-
-        Each run of such an hour would fail.
-        """
-        due = self._asked.due(in_work)
+        """Return the incomplete hours to request now; drop those whose output has expired."""
+        due = self._requested.due(in_work)
         store, key = self.deployment.store(), self.hourly.stream.key
         expired = expired_output(store, key).values() if due else ()
         for at in [at for at in due if any(each.may_hold(at, at + HOUR) for each in expired)]:
-            self._asked.lose(at)
+            self._requested.drop_expired(at)
             due.remove(at)
         return due
 
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
-        """Return until when all output is complete, and the hours not requested yet.
+        """Return the time until which output is complete, and the new complete hours.
 
-        The source lists its shards only if an hour seems complete, and only after the lease tables
-        were read. In the other order, an hour could count as complete too early; see `shard_times`.
+        The source lists its shards only if an hour seems complete, and after the lease tables were
+        read. In the other order, an hour could count as complete too early; see `shard_times`.
         """
         times = lease_times(leases)
         if self.hourly.idle_after_s is not None:
@@ -161,19 +159,19 @@ class WatermarkRounds:
             )
             times = [replace(shard, idle=shard.shard in idle) for shard in times]
         out_of_order = timedelta(seconds=self.hourly.out_of_order_s)
-        reached = frontier(times, out_of_order=out_of_order)
-        if self._asked.crowded or not self._hours_until(reached):
-            return reached, []
-        listed = {row.shard for row in self.hourly.stream.source.list_shards()}
-        unlisted = listed - {lease.shard for lease in leases}
-        reached = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
-        return reached, self._hours_until(reached)
+        progress = frontier(times, out_of_order=out_of_order)
+        if self._requested.full or not self._hours_until(progress):
+            return progress, []
+        listed_shards = {row.shard for row in self.hourly.stream.source.list_shards()}
+        unlisted = listed_shards - {lease.shard for lease in leases}
+        progress = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
+        return progress, self._hours_until(progress)
 
-    def _hours_until(self, reached: Frontier) -> list[datetime]:
-        return complete_hours(self._asked.next, reached.until, HOURS_PER_TICK_MAX)
+    def _hours_until(self, progress: Frontier) -> list[datetime]:
+        return complete_hours(self._requested.next, progress.until, HOURS_PER_TICK_MAX)
 
     def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
-        """Return the checkpoints of the shards that have nothing to read, as far as known."""
+        """Return the checkpoints of the shards with nothing to read; none if the source is away."""
         places = {
             lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
         }
@@ -188,54 +186,58 @@ class WatermarkRounds:
         }
 
     def _launchable(self, hours: Sequence[datetime]) -> list[datetime]:
-        """Return the hours that are partitions in Dagster: up to this host's current time."""
+        """Return the hours that are Dagster partitions, which end at this host's current time."""
         if not hours:
             return []
         last = self.hourly.partitions.get_last_partition_key()
         return [hour for hour in hours if last is not None and hour_key(hour) <= last]
 
-    def _look_late(
-        self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
+    def _count_late(
+        self, store: LeaseStore, leases: Sequence[ShardLease], *, has_list: bool
     ) -> list[EventWindow]:
-        """Drop completed hours and count late records; return the rows that changed."""
-        asked, late = self._asked, self._late
+        """Remove complete hours, and count late records; return the changed rows."""
+        requested, late = self._requested, self._late
         if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)
             late = LateRecords(self.hourly, store, root, self._steps, self.deployment.catalog)
-        first = late.begin(leases, asked.next)
+        first = late.begin(leases, requested.next)
         self._late = late
         if first is not None:
-            self._take_up(late, first, remembers=remembers)
-        late.look(leases, asked.next)
-        rows = windows_of(store, self.hourly, late.hours | asked.owed.keys())
-        asked.settle(rows)
-        counted = late.count(rows)
-        for window in counted:
+            self._restore(late, first, has_list=has_list)
+        late.read_ledger(leases, requested.next)
+        rows = windows_of(store, self.hourly, late.hours | requested.incomplete.keys())
+        requested.remove_complete(rows)
+        changed_rows = late.count(rows)
+        for window in changed_rows:
             if window.rerun:
-                asked.owe(window)
-        return counted
+                requested.add_rerun(window)
+        return changed_rows
 
-    def _take_up(
-        self, late: LateRecords, windows: Sequence[EventWindow], *, remembers: bool
+    def _restore(
+        self, late: LateRecords, windows: Sequence[EventWindow], *, has_list: bool
     ) -> None:
-        """Add, once in a process, the hours that are missing from a lost cursor."""
+        """Add hours that a lost cursor listed; called once in a process."""
         starts = {window.start for window in windows}
         for window in windows:
             if window.rerun:
-                self._asked.owe(window)
-        at = late.since(self._asked.next)
-        while not remembers and at < self._asked.next and len(self._asked.owed) < OWED_MAX:
+                self._requested.add_rerun(window)
+        at = late.since(self._requested.next)
+        while (
+            not has_list
+            and at < self._requested.next
+            and len(self._requested.incomplete) < INCOMPLETE_MAX
+        ):
             if at not in starts:
-                self._asked.owed[at] = OwedHour(attempts=1)
+                self._requested.incomplete[at] = IncompleteHour(attempts=1)
             at += HOUR
 
     def _request(self, at: datetime) -> dg.RunRequest:
-        key, why = hour_key(at), self._asked.ask(at).why
+        key, key_end = hour_key(at), self._requested.request(at).run_key_end
         return dg.RunRequest(
-            run_key=f"{self.hourly.name}:{key}:{why}",
+            run_key=f"{self.hourly.name}:{key}:{key_end}",
             partition_key=key,
             asset_selection=[self.hourly.key],
-            # This process decided that the hour is complete; the run could not tell by itself.
+            # The run cannot check that the hour is complete: this process has decided it.
             run_config=dg.RunConfig(
                 ops={self.hourly.key.to_python_identifier(): WindowConfig(even_if_incomplete=True)}
             ),
@@ -251,22 +253,22 @@ class WatermarkRounds:
 
     def _explanation(
         self,
-        reached: Frontier,
+        progress: Frontier,
         launched: Sequence[datetime],
         early: int,
-        counted: Sequence[EventWindow],
+        changed_rows: Sequence[EventWindow],
     ) -> str:
-        parts = [reached.clause]
+        parts = [progress.clause]
         if launched:
             parts.append(f"requested {len(launched)} hours from {hour_key(launched[0])} on")
         if early:
-            parts.append(f"{early} hours lie ahead of this host's clock")
-        if self._asked.crowded:
-            parts.append("no further hours are requested until runs of the earlier ones have ended")
-        for window in counted:
+            parts.append(f"{early} complete hours are in the future by this host's clock")
+        if self._requested.full:
+            parts.append("further hours are requested after runs of earlier hours have ended")
+        for window in changed_rows:
             action = self.hourly.late.action.value
             parts.append(f"{window.late} late records of {hour_key(window.start)}: {action}")
-        parts.append(f"next is {time_text(self._asked.next.astimezone(UTC))}")
+        parts.append(f"the next hour is {time_text(self._requested.next.astimezone(UTC))}")
         return "; ".join([*parts, *self.troubles])
 
 
@@ -279,16 +281,15 @@ def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> 
         asset_selection=dg.AssetSelection.assets(hourly.key),
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Requests an hour of {hourly.name} when every shard of {hourly.stream.name} "
-        "has passed it, requests it again if its run failed, and counts records that arrive after "
-        "their hour was completed.",
+        description=f"Requests an hour of {hourly.name} once all shards of {hourly.stream.name} "
+        "have passed it, requests it again if its run failed, and counts late records.",
     )
     @span("tick", hourly.stream.key, sensor="watermark")
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         def in_work(hours: Collection[datetime]) -> set[datetime]:
             keys = {hour_key(at): at for at in hours}
             instance = opened_instance(context)
-            return {keys[key] for key in partitions_in_work(instance, hourly.key, keys)}
+            return {keys[key] for key in active_partitions(instance, hourly.key, keys)}
 
         if not of_process:
             of_process.append(WatermarkRounds(hourly, deployment_of_tick(context), clock))

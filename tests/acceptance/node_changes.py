@@ -33,7 +33,7 @@ def leave(hosts: Hosts, up: Running, node: Running) -> None:
     watched = hosts.watched
     at = watched.last_entry()
     refused = hosts.refusal_of_twin("node-c")
-    assert refused.startswith("Another `leasehold node` answers to node 'node-c'")
+    assert refused.startswith("Another `leasehold node` runs node 'node-c'")
     assert node.end(signal.SIGTERM, END_S) == 0, node.text
     assert f"Node node-c left group {KEY} and freed" in node.text
     assert_printed(("node",), node.text, **{"node-a": "node-c"})

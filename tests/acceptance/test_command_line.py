@@ -188,7 +188,7 @@ def test_an_append_detects_a_damaged_segment(home: Path, tmp_path: Path) -> None
         ("nodes = [", "leasehold.toml"),
         ("lease_timeout_s = 'long'", "lease_timeout_s"),
         ("timeout = 3", "timeout"),
-        ('[[streams]]\nname = "a"', "declare streams in Python"),
+        ('[[streams]]\nname = "a"', "Declare streams in a Python module"),
     ],
 )
 def test_wrong_settings_are_one_sentence_for_every_command(

@@ -122,4 +122,4 @@ def test_stop_ends_dev_from_another_terminal(home: Path) -> None:
         dev.until_ended(30)
     assert_nothing_runs(home)
     again = leasehold("stop", "--home", home, folder=home.parent)
-    assert (again.code, again.out) == (0, f"Nothing runs on {home}.\n")
+    assert (again.code, again.out) == (0, f"No processes run on {home}.\n")

@@ -83,8 +83,8 @@ def test_no_process_starts_on_a_full_disk(tmp_path: Path, command: str) -> None:
         "test ! -e disk/home",
     )
     assert code == 2, words
-    assert words.startswith("The disk that holds the home disk/home has 0 MiB left, and ")
-    assert words.endswith(" make room there, or name a folder on another disk with --home.")
+    assert words.startswith("The disk of the home disk/home has 0 MiB left, but ")
+    assert words.endswith(" free some space, or give a folder on another disk with --home.")
     assert len(words.splitlines()) == 1
 
 

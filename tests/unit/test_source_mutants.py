@@ -98,9 +98,9 @@ MUTANTS = [
         _loses_its_lease,
     ),
     Mutant(
-        "a hand-over does not wait while the store is away",
+        "a transfer does not wait while the store is away",
         NodeAgent,
-        "_hands_over",
+        "_transfer_pending",
         "return True",
         "return False",
         _leaves_while_the_store_is_away,

@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 SHOWN_SHARDS_MAX = 12
-UNSUBSCRIBABLE = "its source lets no consumer subscribe to it now"
+UNSUBSCRIBABLE = "its source does not allow consumers to subscribe to it now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,12 @@ class Claim:
         return self.node
 
     def __str__(self) -> str:
-        return f"claim {self.shard} for {self.node}: {self.reason}"
+        return f"{self.node} claims shard {self.shard}: {self.reason}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The move as cells of a table: shard, kind, from, to and reason."""
+        return self.shard, "claim", "", self.node, self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,12 @@ class BeginTransfer:
         return self.to
 
     def __str__(self) -> str:
-        return f"transfer {self.shard} from {self.holder} to {self.to}: {self.reason}"
+        return f"shard {self.shard} moves from {self.holder} to {self.to}: {self.reason}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The move as cells of a table: shard, kind, from, to and reason."""
+        return self.shard, "transfer", self.holder, self.to, self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,12 @@ class CancelTransfer:
         return self.holder
 
     def __str__(self) -> str:
-        return f"leave {self.shard} with {self.holder} instead of {self.next}: {self.reason}"
+        return f"shard {self.shard} stays with {self.holder} instead of {self.next}: {self.reason}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The move as cells of a table: shard, kind, from, to and reason."""
+        return self.shard, "cancel transfer", self.next, self.holder, self.reason
 
 
 Action = Claim | BeginTransfer | CancelTransfer
@@ -91,7 +106,7 @@ class Unassigned:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.shard} is left: {self.reason}"
+        return f"no new node for shard {self.shard}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class Plan:
         moves_minimum: the fewest changes of owner that any plan of this mode needs.
         refusals: the nodes whose settings contradict the others'.
         summary: one line with the numbers of shards and nodes, and the quota.
-        proof: lines that show why no plan with fewer moves exists.
+        proof: lines that show why no plan needs fewer moves.
         loads: the records per second of each node after all moves, if shards have weights.
     """
 
@@ -140,16 +155,13 @@ class Plan:
         return max(shares) - min(shares) if shares else 0
 
     def explain(self) -> list[str]:
-        """Return lines that explain the moves, their reasons, and why no smaller plan exists."""
+        """Return lines with the moves, their reasons, and the proof that no plan needs fewer."""
         lines = [self.summary]
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
         lines += [str(shard) for shard in self.unassigned]
-        lines += [f"{node} then has a load of {load:g} records/s" for node, load in self.loads]
-        least = self.moves_minimum
-        # By load, the number is only a lower bound.
-        bound = f"at least {least} are needed" if self.loads else f"the fewest possible are {least}"
-        lines.append(f"{self.moves} changes of owner; {bound}")
+        lines += [f"{node} then has {load:g} records/s" for node, load in self.loads]
+        lines.append(f"{self.moves} moves; every plan needs at least {self.moves_minimum}")
         lines += self.proof
         return lines
 
@@ -318,7 +330,7 @@ def plan_modulo(
         return Plan(
             snapshot.group.generation,
             refusals=tuple(refusals),
-            summary=f"nothing moves: the modulo settings of {len(refusals)} nodes do not fit",
+            summary=f"no shard moves: the modulo settings of {len(refusals)} nodes conflict",
         )
     by_remainder = {node.node_id: node.name for node in members}
     count = next((node.source_count for node in members if node.source_count), 1)
@@ -329,8 +341,8 @@ def plan_modulo(
         target = by_remainder.get(rank % count)
         targets[shard] = target if target in takers else None
         if targets[shard] is None:
-            missing[shard] = f"no live node takes runs with node_id {rank % count} of {count}"
-    summary = f"{len(ranked)} shards by rank modulo {count}, {len(takers)} live nodes"
+            missing[shard] = f"no live node that takes runs has node_id {rank % count} of {count}"
+    summary = f"{len(ranked)} shards by rank modulo {count} on {len(takers)} live nodes"
     return _towards(snapshot, targets, missing, takers=takers, live=live, summary=summary)
 
 
@@ -365,9 +377,11 @@ def plan_pinned(
                 )
                 refusals.append(Refusal(node, error))
     missing = {
-        shard: "no live node that takes runs names it" for shard in leases if shard not in pins
+        shard: "no live node that takes runs is pinned to it"
+        for shard in leases
+        if shard not in pins
     }
-    summary = f"{len(pins)} of {len(leases)} shards are named by {len(takers)} live nodes"
+    summary = f"{len(pins)} of {len(leases)} shards are pinned to {len(takers)} live nodes"
     return _towards(
         snapshot, targets, missing, takers=takers, live=live, summary=summary,
         refusals=tuple(refusals),
@@ -427,13 +441,13 @@ def _towards(
         moves_minimum=moves,
         refusals=refusals,
         summary=summary,
-        proof=("every shard has one place by the settings: each that is elsewhere moves once",),
+        proof=("the settings determine the node of each shard, and shards elsewhere move once",),
     )
 
 
 def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> Action | None:
     """Return the move that is possible now, or None."""
-    reason = f"the settings of {target} name it"
+    reason = f"the settings of {target} select it"
     if lease.state is ShardState.NOT_ALLOC:
         return Claim(lease.shard, target, lease.lease_id, reason)
     holder = lease.consumer_owner

@@ -41,6 +41,8 @@ RELIEF_MIN = 0.1
 LEVEL = 0.05
 """Loads that differ from the mean by at most this part of it count as level."""
 
+CAPPED = "every live node has as many shards as the node cap"
+
 _Entry = tuple[bool, object, ShardId]
 
 
@@ -195,7 +197,7 @@ class _Moves:
             self.counts[owner] -= 1
         self.counts[taker] += 1
         self.moves += 1
-        share = f"{taker} has {self.counts[taker]} of its {self.quotas[taker]} with it"
+        share = f"{taker} then has {self.counts[taker]} of {self.quotas[taker]} shards"
         if self.counts[taker] < self.quotas[taker]:
             heapq.heappush(self._room, (self.counts[taker], tie_break(taker), taker))
         action = None if given_back else self._action(lease, owner, taker, share)
@@ -207,11 +209,13 @@ class _Moves:
     ) -> plans.Action | None:
         """Return the move that is possible now; None if it must wait for a later round."""
         if lease.state is ShardState.NOT_ALLOC:
-            return plans.Claim(lease.shard, taker, lease.lease_id, f"it is free, and {share}")
+            return plans.Claim(lease.shard, taker, lease.lease_id, f"it is unassigned; {share}")
         if owner is None:
             return None  # Its owner is dead. The eviction makes it free.
         quota = self.quotas.get(owner)
-        why = f"{owner} takes no runs" if quota is None else f"{owner} has more than its {quota}"
+        why = f"{owner} takes no runs"
+        if quota is not None:
+            why = f"{owner} has more than its share of {quota}"
         if lease.state is ShardState.ALREADY_ALLOC:
             return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
         holder = lease.consumer_owner
@@ -238,9 +242,9 @@ class _Moves:
 
     def _leave(self, lease: ShardLease, owner: NodeName | None) -> None:
         if owner is None:
-            reason = "every live node has as many shards as it may"
+            reason = CAPPED
         elif owner in self.counts:
-            reason = f"{owner} has more than it may, but no other node has room"
+            reason = f"{owner} has more shards than the node cap, but no other node has room"
         else:
             reason = f"{owner} takes no runs, but no other node has room"
         self.unassigned.append(plans.Unassigned(lease.shard, reason))
@@ -249,8 +253,12 @@ class _Moves:
 def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
     low, high = min(quotas.values()), max(quotas.values())
     share = f"{low}" if low == high else f"{low} or {high}"
-    nodes = f"{len(quotas)} live nodes" if len(quotas) > 1 else "one live node"
-    return f"{shards} shards can be consumed by {nodes}, {share} each"
+    nodes = _counted(len(quotas), "live node")
+    return f"{_counted(shards, 'consumable shard')} on {nodes}, {share} each"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _proof(
@@ -264,16 +272,20 @@ def _proof(
     for node in sorted(counts, key=rank_key):
         if counts[node] > quotas[node] and moves.counts[node] < counts[node]:
             lines.append(
-                f"{node} holds {counts[node]} and its share is {quotas[node]}: "
-                f"{counts[node] - moves.counts[node]} must leave it"
+                f"{node} has {counts[node]} shards and a share of {quotas[node]}, so "
+                f"{counts[node] - moves.counts[node]} must move"
             )
     if holdings.free:
-        lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
+        lines.append(f"{_counted(len(holdings.free), 'unassigned shard')} must be claimed")
     if holdings.homeless:
-        lines.append(f"{len(holdings.homeless)} are held by nodes that take no runs: each must go")
+        lines.append(
+            f"{_counted(len(holdings.homeless), 'shard')} of nodes that take no runs must move"
+        )
     if holdings.returning:
-        lines.append(f"{len(holdings.returning)} are promised to nodes that take no runs")
-    lines.append("the larger shares are where most can stay, so that no fewer can move")
+        lines.append(
+            f"{_counted(len(holdings.returning), 'transfer')} to nodes that take no runs must end"
+        )
+    lines.append("larger shares go to nodes with more shards, so that the fewest shards move")
     return tuple(lines)
 
 
@@ -468,7 +480,7 @@ def plan_weighted(
     for lease, owner in _owned(holdings):
         target = levelling.targets[lease.shard]
         if target is None:
-            reason = "every live node has as many shards as it may"
+            reason = CAPPED
             unassigned.append(plans.Unassigned(lease.shard, reason))
         elif target != owner:
             moves += 1
@@ -485,7 +497,7 @@ def plan_weighted(
         moves=moves,
         moves_minimum=needed,
         summary=(
-            f"{len(weights)} shards with {sum(weights.values()):g} records/s can be consumed by "
+            f"{len(weights)} consumable shards with {sum(weights.values()):g} records/s on "
             f"{len(ranked)} live nodes, {sum(weights.values()) / len(ranked):g} each on average"
         ),
         proof=_weighted_proof(before, levelling, needed, moves),
@@ -512,9 +524,9 @@ def _action(
     lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
 ) -> plans.Action | None:
     """Return the move that is possible now; None if it must wait for a later round."""
-    share = f"{target} then carries {load:g} records/s, {weight:g} of them from it"
+    share = f"{target} then has {load:g} records/s, {weight:g} from this shard"
     if lease.state is ShardState.NOT_ALLOC:
-        return plans.Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
+        return plans.Claim(lease.shard, target, lease.lease_id, f"it is unassigned; {share}")
     if owner is None:
         return None  # Its owner is dead. The eviction makes it free.
     if lease.state is ShardState.ALREADY_ALLOC:
@@ -530,18 +542,16 @@ def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
     """Explain which moves are necessary, and by how much the others lower the highest load."""
-    lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
+    lines = [f"moves of shards that are unassigned or on nodes that take no runs: {needed}"]
     if moves > needed:
         highest = max(before.values())
         after = max(share.load for share in levelling.shares.values())
         lines.append(
-            f"{moves - needed} more lower the loads: the highest was {highest:g} records/s before "
-            f"the free shards were shared, and is {after:g} then"
+            f"further moves that level the loads: {moves - needed}; the highest load changes from "
+            f"{highest:g} to {after:g} records/s, with the shards that were unassigned"
         )
     else:
-        lines.append(
-            f"moving more would level the loads by less than {RELIEF_MIN:.0%}: nothing else moves"
-        )
+        lines.append(f"further moves would level the loads by less than {RELIEF_MIN:.0%}")
     return tuple(lines)
 
 
@@ -553,9 +563,7 @@ def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
     """
     group = snapshot.group
     if group.paused:
-        return plans.Plan(
-            group.generation, summary=f"{group.key} is paused: nothing changes its owner"
-        )
+        return plans.Plan(group.generation, summary=f"{group.key} is paused, so no shard moves")
     moves = _plan_by_mode(snapshot, live=live)
     waiting = stranded(snapshot)
     return replace(moves, unassigned=moves.unassigned + waiting) if waiting else moves
@@ -601,7 +609,7 @@ def _plan_shared(
                 plans.Unassigned(lease.shard, "no live node takes runs")
                 for lease in plans.ranked(counted)
             ),
-            summary=f"{len(counted)} shards can be consumed, but no live node takes runs",
+            summary=f"{len(counted)} consumable shards, but no live node takes runs",
         )
     holdings = plans.holdings_of(counted, takers, live)
     weights = weighed(snapshot, counted)

@@ -1,4 +1,4 @@
-"""The commands of `leasehold`, by subject: called by `command_line` alone, one module at a time.
+"""The commands of `leasehold`. Only `command_line` imports these modules, one at a time.
 
-Heavy libraries load inside the functions, and nothing imports this room.
+Functions import heavy libraries themselves.
 """

@@ -1,4 +1,4 @@
-"""`leasehold checkpoint get` and `set`: show checkpoints, or force one."""
+"""`leasehold checkpoint get` and `set`: shows checkpoints, or forces one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dagster_leasehold.orchestration.commands.options import (
     Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import listed, show_json, show_result, show_table
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -47,7 +47,7 @@ def get(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show the checkpoint of one shard, or of all."""
+    """Show the checkpoint of one shard or of all shards."""
     target, key = Target.of_group(home, module, stream, group)
     rows = [
         {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
@@ -76,8 +76,8 @@ def set_(
         Reopening,
         typer.Option(
             "--reopen",
-            help="If the shard is over and its children were read: refuse, read them again after "
-            "it (cascade), or read it alone, out of order (accept).",
+            help="If the shard is over and its children were read: refuse; read it and then its "
+            "children again (cascade); or read only this shard again, out of order (accept).",
         ),
     ] = Reopening.REFUSE,
     reason: Annotated[
@@ -88,16 +88,17 @@ def set_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Set a shard's checkpoint by force; this starts a new epoch.
+    """Force a shard's checkpoint, which starts a new epoch.
 
-    Committed output after the new checkpoint is withdrawn, so that no record is there twice.
+    Committed output after the new checkpoint is withdrawn, so that no record is in the output
+    twice.
     """
     target, key = Target.of_group(home, module, stream, group)
     lease = target.shard(key, shard)
     if not force:
         raise errors.CheckpointRefused(
-            f"Only the holder of shard {shown(shard)} moves its checkpoint: add --force to set it "
-            "yourself, which skips records or reads them again."
+            f"Only the holder of shard {shown(shard)} changes its checkpoint: add --force to set "
+            "it yourself, which skips records or reads them again."
         )
     position = cursor_of(target.declared(key.stream).source, lease.shard, cursor)
     changed = force_checkpoint(target, key, lease.shard, position, reason=reason, reopen=reopen)
@@ -106,21 +107,17 @@ def set_(
     sentences = [
         f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}."
         if changed.shards
-        else f"Shard {lease.shard} of {key} is finished at {position}: there is nothing to change."
+        else f"Shard {lease.shard} of {key} is already finished at {position}."
     ]
     if others:
-        sentences.append(f"These shards are read again after it: {listed(others)}.")
-    tell(facts | {"begin_again": others}, *sentences, as_json=as_json)
+        sentences.append(f"These shards are also read again: {listed(others)}.")
+    show_result(facts | {"begin_again": others}, *sentences, as_json=as_json)
 
 
 def force_checkpoint(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, *, reason: str, reopen: Reopening
 ) -> Changed:
-    """Force a shard's checkpoint; files of withdrawn batches stay readable for now.
-
-    Raises:
-        CheckpointRefused: see `LeaseStore.force_checkpoint`.
-    """
+    """Force a shard's checkpoint; the files of withdrawn batches stay readable for a while."""
     _touch_withdrawn(target, key, shard, cursor, reopen)
     return target.store.force_checkpoint(
         key, shard, cursor, observer=OBSERVER, reason=reason, reopen=reopen
@@ -130,12 +127,9 @@ def force_checkpoint(
 def _touch_withdrawn(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, reopen: Reopening
 ) -> None:
-    """Touch the files of the batches that will be withdrawn, so that vacuum keeps them for now.
+    """Touch the files of the batches to withdraw, so that vacuum keeps them for a while.
 
-    A reader that has listed these files still needs time to read them.
-
-    Raises:
-        CheckpointRefused: the cursor divides a batch.
+    Readers that have listed these files need time to read them.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
 
@@ -186,7 +180,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     if at is None:
         bounds = source.bounds([shard])[shard]
         raise errors.CheckpointRefused(
-            f"{shown(text)} is not a cursor of shard {shown(shard)}, which holds {bounds.begin} to "
-            f"{bounds.end}: use a cursor in this range, begin, end or an ISO 8601 time."
+            f"{shown(text)} is not a cursor of shard {shown(shard)}, whose range is {bounds.begin} "
+            f"to {bounds.end}: use a cursor in this range, begin, end or an ISO 8601 time."
         ) from refusal
     return source.cursor_at(shard, at)

@@ -26,10 +26,9 @@ def dagster(
     """Yield findings on Dagster's instance, daemon, run launcher and our sensors.
 
     Args:
-        target: the deployment.
         now: the wall clock, in seconds.
-        environment: the variables; `DAGSTER_HOME` names the instance of the user's own project.
-        with_nodes: True to read from the lease store whether nodes have agents.
+        environment: the environment, whose `DAGSTER_HOME` is the home of the user's own project.
+        with_nodes: True to check, in the lease store, whether nodes have agents.
     """
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
@@ -37,8 +36,8 @@ def dagster(
     home = _home(settings, environment)
     if home is None:
         text = (
-            f"no dagster.yaml is in {settings.dagster_home}, and {HOME_VARIABLE} names no folder "
-            "with one: start `leasehold dev`, or set the variable to your Dagster's home."
+            f"there is no dagster.yaml in {settings.dagster_home} or in {HOME_VARIABLE}: start "
+            "`leasehold dev`, or set the variable to the home of your Dagster instance."
         )
         yield Finding("dagster", Health.WARNING, text)
         return
@@ -48,7 +47,11 @@ def dagster(
         yield _launcher(instance, target, with_nodes=with_nodes)
         states = instance.all_instigator_state()
         off = sorted(each.instigator_name for each in states if each.status.value == "STOPPED")
-        text = f"switched off: {listed(off)}. Switch on what should run." if off else "none is off."
+        text = (
+            f"switched off: {listed(off)}. Switch them on if needed."
+            if off
+            else "none is switched off."
+        )
         yield Finding("sensors", Health.WARNING if off else Health.OK, text)
         yield from _ticks(instance, _our_instigators(target, states))
 
@@ -66,7 +69,7 @@ def _daemon(instance: DagsterInstance, now_s: float) -> Finding:
     beats = instance.get_daemon_heartbeats()
     beat = beats.get("SENSOR")
     if beat is None:
-        text = "it has never run the sensors here: start it."
+        text = "it has never run the sensors of this instance: start it."
         return Finding("daemon", Health.FAILED, text)
     age_s = now_s - beat.timestamp
     if age_s > TOLERANCE_S:
@@ -85,20 +88,19 @@ def _launcher(instance: DagsterInstance, target: Target, *, with_nodes: bool) ->
     if not agents and not target.settings.agents:
         reason = "no node has an agent"
         if not with_nodes:
-            reason = "it fits the settings; no node was checked"
+            reason = "it matches the settings; nodes were not checked"
         return Finding("launcher", Health.OK, f"{launcher}; {reason}.")
     reason = "LEASEHOLD_AGENTS is true"
     if agents:
         reason = f"{listed(agents)} {'has an agent' if len(agents) == 1 else 'have agents'}"
     text = (
-        f"{launcher} sends no run to an agent, although {reason}: set run_launcher in dagster.yaml "
+        f"{launcher} sends no runs to agents, although {reason}: set run_launcher in dagster.yaml "
         f"to {NodeRunLauncher.__module__}.{NodeRunLauncher.__name__}."
     )
     return Finding("launcher", Health.FAILED, text)
 
 
 def _nodes_with_agents(instance: DagsterInstance, target: Target) -> list[str]:
-    """Return the deployment's members whose agents have registered a code server."""
     from dagster_leasehold.assets.deployment import instance_address
     from dagster_leasehold.orchestration.supervision.node_directory import find
 
@@ -116,11 +118,11 @@ def _our_instigators(target: Target, states: Iterable[Any]) -> Iterator[Any]:
     """Yield the sensors and schedules of our streams that are not switched off."""
     from dagster_leasehold.assets.partitions import definition_name
 
-    streams = [target.streams.described(name) for name in target.streams.names]
+    streams = [target.streams.find(name) for name in target.streams.names]
     prefixes = tuple(f"{definition_name(stream)}_" for stream in streams)
     for state in states:
         name = state.instigator_name
-        # The names of hourly assets' sensors begin with the asset's name.
+        # The sensor of an hourly asset has the asset's name and this suffix.
         ours = name.startswith(prefixes) or name.endswith("_watermark")
         if ours and state.status.value != "STOPPED":
             yield state
@@ -138,16 +140,16 @@ def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding
             failing[_first_line(results[0].error)].append(state.instigator_name)
     for line, names in failing.items():
         text = (
-            f"the last tick of {listed(sorted(names))} failed ({line}): read the whole error in "
-            "the Dagster UI, and fix its cause."
+            f"the last tick of {listed(sorted(names))} failed ({line}): read the error in the "
+            "Dagster UI, and fix its cause."
         )
         yield Finding("ticks", Health.WARNING, text)
     if not failing:
-        yield Finding("ticks", Health.OK, "the last ones of our sensors did not fail.")
+        yield Finding("ticks", Health.OK, "the last ticks of our sensors did not fail.")
 
 
 def _first_line(error: SerializableErrorInfo | None) -> str:
-    """Return the first line of an error, without Dagster's wrapper of a sensor's error."""
+    """Return the first line of an error, without Dagster's wrapper for errors of sensors."""
     if error is None:
         return "no error is stored"
     if error.cls_name == "SensorExecutionError" and error.cause is not None:

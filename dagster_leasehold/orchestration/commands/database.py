@@ -1,4 +1,4 @@
-"""`leasehold db`: upgrade, prune or copy the lease store, or take over an output folder."""
+"""`leasehold db`: upgrades, prunes or copies the lease store, or takes over an output folder."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.progress_display import progress
 
 app = typer.Typer(
-    help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
+    help="Upgrade, prune or copy the lease store, or take over an output folder.",
+    no_args_is_help=True,
 )
 OtherStore = Annotated[
     str | None,
     typer.Option(
         "--env",
         metavar="VARIABLE",
-        help="Use another store: the environment variable that holds its URL.",
+        help="The environment variable with the URL of another lease store, to use that one.",
     ),
 ]
 
 
 @app.callback()
 def _group() -> None:
-    """Prepare the lease store's database, or copy it into another one."""
+    """Upgrade, prune or copy the lease store, or take over an output folder."""
 
 
 @app.command()
 def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
     """Upgrade the schema of the lease store to this release; safe to repeat.
 
-    Stop the nodes whose release cannot use the new schema first; the others can keep running.
+    First stop the nodes with releases that cannot use the new schema. Other nodes can keep running.
     """
     from dagster_leasehold.lease_store import open_store
 
@@ -54,8 +55,8 @@ def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None
         store = open_store(url)
         store.upgrade()
         store.close()
-    where = described(url)
-    presentation.tell(
+    where = masked_url(url)
+    presentation.show_result(
         {"lease_store": where, "upgraded": True},
         f"The lease store {where} has the schema of this release.",
         as_json=as_json,
@@ -78,7 +79,7 @@ def prune(
 ) -> None:
     """Delete old journal entries, delivered events, accepted gaps and merged rows of the ledger.
 
-    Keeps what `verify` needs. The step `janitor` does the same every hour. Exits with 1 if
+    Keeps the rows that `verify` needs. The step `janitor` does the same every hour. Exits with 1 if
     some rows could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store
@@ -88,7 +89,7 @@ def prune(
     age = target.settings.history_age if older_than is None else history_age(_days(older_than))
     if age is None:
         raise InvalidSetting(
-            "The setting history_days keeps all history: give an age with --older-than."
+            "The setting history_days keeps all history: give the age with --older-than."
         )
     store = target.store if url_env is None else open_store(url_in("--env", url_env))
     rows: Counter[str] = Counter()
@@ -108,7 +109,7 @@ def prune(
             presentation.show_table("Rows deleted", "table, >rows", sorted(rows.items()))
         for failure in failures:
             presentation.say(failure)
-        presentation.say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
+        presentation.say(f"Deleted {rows.total():,} rows older than {age.days} days.")
     if failures:
         raise typer.Exit(1)
 
@@ -118,7 +119,7 @@ def _days(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidSetting(
-            f"--older-than is {shown(text)}: give a number of days, such as 30."
+            f"--older-than is {shown(text)}: use a number of days, such as 30."
         ) from None
 
 
@@ -147,7 +148,7 @@ def copy(
     source.store.close()
     with progress("copying", "rows") as show:
         report = copy_store(source.settings.store_url, url, report=show)
-    before, after = described(source.settings.store_url), described(url)
+    before, after = masked_url(source.settings.store_url), masked_url(url)
     if as_json:
         groups = [str(key) for key in report.groups]
         presentation.show_json(
@@ -168,7 +169,8 @@ def copy(
         presentation.say(f"to {after}:")
         presentation.say(
             f"{presentation.counted(groups, 'consumer group')}, {rows:,} rows, "
-            f"{len(report.violations) or 'no'} violations. Paused in both stores: resume in one."
+            f"{len(report.violations) or 'no'} violations. The groups are paused in both stores: "
+            "resume them in one."
         )
     if report.violations:
         raise typer.Exit(1)
@@ -185,16 +187,16 @@ def take_over(
 ) -> None:
     """Make this lease store the owner of a stream's output folder.
 
-    Use it only if the other store is gone for good, because each store removes files that it does
-    not know. The other store is refused from then on.
+    Use it only if the former owner is gone forever: each store removes files that are not in its
+    own ledger. The former owner can no longer use the folder.
     """
     from dagster_leasehold.assets.output.folder_owner import take_over as take_folder_over
 
     target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     before, after = take_folder_over(target.store, folder)
-    former = " and no longer to another one" if before and before != after else ""
-    presentation.tell(
+    former = ", and no longer to another store" if before and before != after else ""
+    presentation.show_result(
         {"output": str(folder), "owner": after, "former_owner": before},
         f"The output folder of {key} now belongs to this lease store{former}.",
         as_json=as_json,
@@ -202,16 +204,16 @@ def take_over(
 
 
 def url_in(option: str, variable: str) -> SecretStr:
-    """Return the URL in an environment variable, which can hold a password, unlike an option.
+    """Return the URL in an environment variable; unlike an option, it can have a password.
 
     Raises:
         InvalidSetting: the name is not valid, or the variable is not set.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # The value can be the URL itself, with its password, so the message does not show it.
+        # The value can be a URL with a password, so the message does not show it.
         raise InvalidSetting(
-            f"{option} takes the name of an environment variable that holds the URL, not the URL "
-            "itself: export the URL in a variable, and give the variable's name."
+            f"{option} takes the name of an environment variable with the URL, not the URL itself: "
+            "export the URL in a variable, and give the variable's name."
         )
     url = os.environ.get(variable)
     if not url:
@@ -222,7 +224,7 @@ def url_in(option: str, variable: str) -> SecretStr:
     return SecretStr(url)
 
 
-def described(store_url: SecretStr) -> str:
+def masked_url(store_url: SecretStr) -> str:
     """Return the address of a lease store without its password."""
     from sqlalchemy.engine import make_url
 

@@ -1,4 +1,4 @@
-"""`leasehold dev`: a whole deployment on this host, which stops with the command."""
+"""`leasehold dev`: runs a whole deployment on this host, which ends with the command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
     SupervisedChild,
 )
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
-from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, running_alone
+from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, home_lock
 
 T = TypeVar("T")
 POLL_S = 0.5
@@ -73,13 +73,10 @@ class StreamCheck:
         return cls(target.streams.definitions_module, tuple(missing))
 
     def say_missing_logs(self, home: Path) -> None:
-        """Print the streams whose local log does not exist, since their sensors only wait for it.
-
-        For other sources, the sensors report the errors of the service.
-        """
+        """Print the streams without a local log; their sensors wait for it and report no error."""
         for name in self.missing:
             say(
-                f"Stream {name} has no log yet. To create it: leasehold load {name} FILE "
+                f"Stream {name} has no log yet. Create it with: leasehold load {name} FILE "
                 f"--home {home}"
             )
 
@@ -87,7 +84,8 @@ class StreamCheck:
 def in_child_process(work: Callable[[], T]) -> T:
     """Call `work` in a child process, and return its result.
 
-    It imports the user's module, which each process of Dagster has to import for itself.
+    So `work` can import the user's module, which Dagster's processes, forks of this one, must
+    import themselves.
 
     Raises:
         Exception: the exception that `work` raises.
@@ -118,8 +116,6 @@ def agents_of_nodes(
     """Run agents within the block; at its end, all of them leave at the same time.
 
     Args:
-        settings: of the deployment.
-        environment: of the agents.
         count: the number of nodes, each with an agent.
         module: the module that declares the streams; None means the module of the settings.
     """
@@ -144,15 +140,15 @@ def agents_of_nodes(
         ]
     finally:
         for agent in agents:
-            agent.tell_to_end()
+            agent.terminate()
         for agent in agents:
             agent.stop()
-        # If an agent was killed, its code server and its runs are still running.
+        # The code server and runs of a killed agent are still running.
         end_leftovers(settings.home)
 
 
-def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
-    """Return one sentence with the places of the lease store and Dagster's storage."""
+def storage_sentence(settings: Settings, *, dagster_elsewhere: bool) -> str:
+    """Return one sentence about the databases of the lease store and of Dagster."""
     sqlite = "in SQLite"
     leases = "in the database of LEASEHOLD_DATABASE_URL" if settings.database_url else sqlite
     dagster = "in the database of DAGSTER_MYSQL_HOSTNAME" if dagster_elsewhere else sqlite
@@ -178,8 +174,8 @@ def dev(
 ) -> None:
     """Run Dagster, a node and Spark on this host until Ctrl-C.
 
-    A process that dies is restarted, and all of them stop with this command. Restart it after a
-    change of the code.
+    Processes that die are restarted, and all processes stop with this command. Restart it after you
+    have changed your code.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings
@@ -191,7 +187,7 @@ def dev(
     check = in_child_process(partial(StreamCheck.at, target))
     preflight.require_room(settings.home)
     target.make_home()
-    with stop_event() as stop, preflight.held_port(port) as web_port, running_alone(settings.home):
+    with stop_event() as stop, preflight.reserved_port(port) as web_port, home_lock(settings.home):
         preflight.check_spark(settings)
         _run(target, check, nodes or 0, web_port, stop)
 
@@ -202,23 +198,26 @@ def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: thread
     settings = target.settings
     environment = dagster_processes.child_environment(settings, os.environ)
     if nodes:
-        shared = {"LEASEHOLD_AGENTS": "true", "LEASEHOLD_SPARK_STATE": str(settings.spark_folder)}
-        environment |= shared
+        variables = {
+            "LEASEHOLD_AGENTS": "true",
+            "LEASEHOLD_SPARK_STATE": str(settings.spark_folder),
+        }
+        environment |= variables
     with ExitStack() as stack:
         say(f"Starting Dagster on {settings.home} …")
         sys.stdout.flush()
         keeper = SparkKeeper(settings, environment, steady_clock)
         stack.callback(keeper.stop)
-        keeper.look()
-        say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
+        keeper.check()
+        say(storage_sentence(settings, dagster_elsewhere=_dagster_elsewhere()))
         served_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-")))
         background = dagster_processes.daemon(
             settings, environment, module=check.module, served_in=served_in
         )
         pages = dagster_processes.webserver(settings, environment, port, served_in)
         stack.callback(pages.stop)
-        # The tables exist before the code server opens the instance: two processes that create them
-        # at the same time fail.
+        # Dagster's tables are created before the code server opens the instance: two processes that
+        # create them at the same time fail.
         in_child_process(partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere()))
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
@@ -230,33 +229,30 @@ def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: thread
             pages.__enter__()
         dagster_processes.wait_for_port(port, pages, stop)
         if not stop.is_set():
-            say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
+            say(f"Open http://127.0.0.1:{port} in a browser. Ctrl-C stops the deployment.")
             _say_how_to_add_a_node(settings, nodes)
-        supervised = [
-            *agents,
-            *(SupervisedChild(each, steady_clock) for each in (background, pages)),
-        ]
+        children = [*agents, *(SupervisedChild(each, steady_clock) for each in (background, pages))]
         while not stop.is_set():
             sys.stdout.flush()
-            keeper.look()
-            for child in supervised:
-                if sentence := child.look():
+            keeper.check()
+            for child in children:
+                if sentence := child.check():
                     say(sentence)
             stop.wait(POLL_S)
-        say("Stopping: this takes a few seconds.")
+        say("Stopping; this takes a few seconds.")
         sys.stdout.flush()
 
 
 def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
     if nodes:
         say(
-            f"To add a node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
+            f"Add a node with: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
             f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
         )
 
 
 def _dagster_elsewhere() -> bool:
-    """Return True if variables of Dagster name its storage, as in production."""
+    """Return True if the environment names a database for Dagster, as in production."""
     return bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
 
 
@@ -267,5 +263,5 @@ def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
     create_instance(settings, text if nodes else embedded_text(mysql=mysql))
     if nodes:
         with dagster_processes.opened_instance(settings) as instance:
-            # No other process uses the instance yet, so only one address is created.
+            # Created here, while no other process uses the instance and could create another.
             ensure_instance_address(instance)

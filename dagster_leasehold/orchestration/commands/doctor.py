@@ -1,4 +1,4 @@
-"""`leasehold doctor`: checks a deployment from this host, and prints a line per part."""
+"""`leasehold doctor`: checks a deployment from this host, and prints a line per finding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def doctor(
 ) -> None:
     """Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.
 
-    Writes one small file to the output and removes it. Exits with 1 if a check failed.
+    Writes a small file to the output, and removes it. Exits with 1 if a check failed.
     """
     findings = check_all(Target.at(home, module), started=spark)
     failed = any(each.health is Health.FAILED for each in findings)
@@ -87,7 +87,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def skipped_check(part: str) -> Finding:
     """Return the finding of a check that was skipped because it could upgrade the store."""
-    text = "not checked: fix the lease store first, as the lines above say."
+    text = "not checked: fix the lease store first, see above."
     return Finding(part, Health.WARNING, text)
 
 
@@ -99,7 +99,7 @@ def database(target: Target) -> Iterator[Finding]:
     report = database_report(target.settings.store_url)
     text = report.server
     if (session := report.session) is not None:
-        unverified = "" if session.verified else " of a server that is not verified"
+        unverified = "" if session.verified else ", server not verified"
         tls = f"TLS with {session.cipher}{unverified}" if session.cipher else "no TLS"
         text += (
             f", {session.isolation}, innodb_lock_wait_timeout {session.lock_wait_s} s, "
@@ -121,29 +121,29 @@ def database(target: Target) -> Iterator[Finding]:
 
 
 def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
-    """Yield the difference of the clocks, and the largest step back in the journal's times."""
+    """Yield the difference of the clocks, and the largest backward step in the journal."""
     from dagster_leasehold.lease_store.database_report import database_report
 
-    apart_s = abs((database_report(target.settings.store_url).now - now()).total_seconds())
+    difference_s = abs((database_report(target.settings.store_url).now - now()).total_seconds())
     back_s = 0.0
     for group in target.store.groups():
         entries = target.store.journal(group.key, limit=ENTRIES_READ, newest=True)
         times = [entry.at for entry in sorted(entries, key=lambda entry: entry.sequence)]
         for before, after in pairwise(times):
             back_s = max(back_s, (before - after).total_seconds())
-    if apart_s > CLOCK_APART_S or back_s > CLOCK_APART_S:
+    if difference_s > CLOCK_APART_S or back_s > CLOCK_APART_S:
         text = (
-            f"this host and the database are {apart_s:.0f} s apart, and times in the journal go "
-            f"back by {back_s:.0f} s at most. No decision depends on this, but displayed times "
-            "are wrong: check NTP on the hosts."
+            f"the clocks of this host and the database differ by {difference_s:.0f} s, and times "
+            f"in the journal step back by up to {back_s:.0f} s. No decision depends on clocks, but "
+            "displayed times are wrong: check NTP on the hosts."
         )
         yield Finding("clock", Health.WARNING, text)
         return
-    yield Finding("clock", Health.OK, f"{apart_s:.1f} s from the database's.")
+    yield Finding("clock", Health.OK, f"differs from the database's by {difference_s:.1f} s.")
 
 
 def output(target: Target) -> Iterator[Finding]:
-    """Yield whether the output place can write, sync, read and remove a small file."""
+    """Yield whether the output location can write, sync, read and remove a small file."""
     settings = target.settings
     root, content = settings.output_root, uuid.uuid4().bytes
     if root.is_local:
@@ -153,14 +153,14 @@ def output(target: Target) -> Iterator[Finding]:
         same = _stores_file(root, content)
     except OSError as error:
         text = (
-            f"{root} does not store, return and delete a file ({sentence_of(error)}): name "
-            "another place, or fix this one."
+            f"{root} cannot store, return and delete a file ({sentence_of(error)}): fix it, or use "
+            "another location."
         )
         yield Finding("output", Health.FAILED, text)
         return
     took_ms = (time.monotonic() - began_s) * 1000
     if not same:
-        text = f"{root} does not return the bytes that were written: do not use it."
+        text = f"{root} returns other bytes than were written: use another location."
         yield Finding("output", Health.FAILED, text)
         return
     text = f"{root} stores and returns a file in {took_ms:.0f} ms."
@@ -168,7 +168,7 @@ def output(target: Target) -> Iterator[Finding]:
 
 
 def _stores_file(root: OutputPlace, content: bytes) -> bool:
-    """Write a file, and return True if its content reads back equal; leave nothing behind."""
+    """Write, read and remove a file; return True if the content was the same."""
     folder = Path(str(root))
     missing = [each for each in (folder, *folder.parents) if root.is_local and not each.exists()]
     file = root / f"doctor-{content.hex()}"
@@ -179,7 +179,7 @@ def _stores_file(root: OutputPlace, content: bytes) -> bool:
         return file.content() == content
     finally:
         file.remove(missing_ok=True)
-        with suppress(OSError):  # A run can have written into the folder in the meantime.
+        with suppress(OSError):  # A run can have written to the folder in the meantime.
             for each in missing:
                 each.rmdir()
 
@@ -199,18 +199,18 @@ def catalog(target: Target) -> Iterator[Finding]:
 
 
 def sources(target: Target) -> Iterator[Finding]:
-    """Yield for each declared stream whether its shards can be listed and read."""
+    """Yield for each declared stream whether its shards can be listed, and one of them read."""
     from dagster_leasehold.shard_sources.source import Limits
 
     def findings(name: str) -> Iterator[Finding]:
-        source = target.streams.opened(name).source
+        source = target.streams.usable(name).source
         shards = [listing.shard for listing in source.list_shards()]
         for shard, bounds in source.bounds(shards[:SHARDS_CHECKED]).items():
             source.plan(shard, bounds.begin, Limits(records_max=1))
         yield Finding(
             f"source of {name}",
             Health.OK if shards else Health.WARNING,
-            f"{presentation.counted(len(shards), 'shard')}; it can be read.",
+            f"{presentation.counted(len(shards), 'shard')}, readable.",
         )
 
     for name in target.streams.names:
@@ -218,7 +218,7 @@ def sources(target: Target) -> Iterator[Finding]:
 
 
 def nodes(target: Target) -> Iterator[Finding]:
-    """Yield for each group the number of its members, and the members that accept no runs."""
+    """Yield for each group the number of members, and the members that accept no runs."""
     for group in target.store.groups():
         members = [node for node in target.store.pulse(group.key).nodes if node.member]
         idle_nodes = [str(node.name) for node in members if not node.accepts_runs]
@@ -228,7 +228,7 @@ def nodes(target: Target) -> Iterator[Finding]:
             yield Finding(part, Health.FAILED, text)
         elif idle_nodes:
             names = listed(idle_nodes)
-            text = f"these take no runs: {names}. Check their code servers and the daemon."
+            text = f"these nodes take no runs: {names}. Check their code servers and the daemon."
             yield Finding(part, Health.WARNING, text)
         else:
             yield Finding(part, Health.OK, f"{presentation.counted(len(members), 'member')}.")

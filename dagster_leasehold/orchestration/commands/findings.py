@@ -1,4 +1,4 @@
-"""The findings of `leasehold doctor`: the health of a part, with a remedy if it is not ok."""
+"""The findings of `leasehold doctor`: the health of each part, and remedies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Finding:
     Attributes:
         part: the part of the deployment.
         health: of the part.
-        text: the result and, if the part is not ok, the remedy.
+        text: the result, and a remedy unless the part is ok.
     """
 
     part: str
@@ -36,7 +36,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def findings_of(part: str, check: Check) -> list[Finding]:
-    """Return the findings of a check; an exception ends the check, and becomes a finding."""
+    """Return the findings of a check; an exception ends the check and becomes a finding."""
     findings: list[Finding] = []
     try:
         findings += check()

@@ -1,4 +1,4 @@
-"""`leasehold gap`: records that were removed before they were consumed."""
+"""`leasehold gap`: lists ranges of records that were removed unread, and accepts their loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dagster_leasehold.orchestration.commands.options import (
     Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import say, show_json, show_result, show_table
 
 app = typer.Typer(
-    help="List ranges that were removed before they were read, and accept their loss.",
+    help="List ranges of records that were removed unread, and accept their loss.",
     no_args_is_help=True,
 )
 
@@ -34,7 +34,7 @@ def list_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """List all gaps of a group: held or skipped, accepted or not."""
+    """List all gaps of a group, including skipped and accepted ones."""
     target, key = Target.of_group(home, module, stream, group)
     gaps = sorted(target.store.gaps(key), key=lambda gap: rank_key(gap.shard))
     if as_json:
@@ -51,7 +51,7 @@ def list_(
                 gap.shard,
                 gap.start,
                 gap.end,
-                "moved past it" if gap.skipped else "holds",
+                "continued after it" if gap.skipped else "held at it",
                 gap.acknowledged,
                 gap.at,
                 gap.reason,
@@ -71,7 +71,7 @@ def ack(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Accept the loss of a shard's gaps; a shard that waits at one continues after it."""
+    """Accept the loss of a shard's gaps; a shard that is held at a gap continues after it."""
     target, key = Target.of_group(home, module, stream, group)
     shard_id = target.shard(key, shard).shard
     accepted = [
@@ -85,8 +85,8 @@ def ack(
             f"Accepted the loss of {gap.start} to {gap.end} of shard {shard_id} of {key}."
         )
         if not gap.skipped:
-            sentences.append("The next run continues after it.")
-    tell(
+            sentences.append("The next run continues after this gap.")
+    show_result(
         {"group": str(key), "shard": shard_id, "accepted": accepted},
         *(sentences or [f"Shard {shard_id} of {key} has no gap to accept."]),
         as_json=as_json,

@@ -17,7 +17,13 @@ from dagster_leasehold.orchestration.commands.options import (
     Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed, say, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import (
+    listed,
+    say,
+    show_json,
+    show_result,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.draining import Draining, ShardDrain
@@ -42,7 +48,7 @@ def pause(
     """Pause a consumer group: its holders stop at their next batch boundary."""
     target, key = Target.of_group(home, module, stream, group)
     _set_paused(target, key, paused=True)
-    tell(
+    show_result(
         {"stream": key.stream, "group": key.group, "paused": True},
         f"Paused consumer group {key}; holders stop at their next batch boundary.",
         as_json=as_json,
@@ -63,7 +69,7 @@ def drain(
 ) -> None:
     """Pause a consumer group, and wait until its runs have closed all shards at a checkpoint.
 
-    Exits with 1 if that takes too long. The group stays paused until `group resume`.
+    Exits with 1 after the timeout. The group stays paused until `group resume`.
     """
     import time
 
@@ -81,9 +87,9 @@ def drain(
     )
     waited_s = time.monotonic() - began
     if as_json:
-        show_drained(key, draining, waited_s)
+        print_drained_json(key, draining, waited_s)
     else:
-        tell_drained(key, draining, waited_s)
+        print_drained(key, draining, waited_s)
     if not draining.drained:
         raise typer.Exit(1)
 
@@ -97,10 +103,10 @@ def resume(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Let a paused consumer group continue."""
+    """Resume a paused consumer group."""
     target, key = Target.of_group(home, module, stream, group)
     _set_paused(target, key, paused=False)
-    tell(
+    show_result(
         {"stream": key.stream, "group": key.group, "paused": False},
         f"Resumed consumer group {key}.",
         as_json=as_json,
@@ -108,14 +114,14 @@ def resume(
 
 
 def say_open(draining: Draining) -> None:
-    """Print the number and names of the shards that are still open."""
+    """Print the shards that are still open."""
     if draining.open:
         names = listed(shard.shard for shard in draining.open)
         say(f"{len(draining.open)} of {len(draining.shards)} shards are still open: {names}.")
 
 
-def show_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
-    """Print the result as JSON: each shard with its checkpoint, and its open tenure or intent."""
+def print_drained_json(key: GroupKey, draining: Draining, waited_s: float) -> None:
+    """Print the result as JSON, with each shard's checkpoint and its open tenure or intent."""
     show_json(
         {
             "group": str(key),
@@ -142,7 +148,7 @@ def _drain_row(shard: ShardDrain) -> dict[str, object]:
     }
 
 
-def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
+def print_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
     """Print the result as a table and sentences."""
     show_table(
         f"Shards of {key}",
@@ -155,21 +161,21 @@ def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
     for shard in draining.shards:
         if shard.intent is not None and shard.drained:
             say(
-                f"Shard {shard.shard}: a run began batch {shard.intent.batch_id} "
-                f"({shard.intent.start} to {shard.intent.end}) and ended before it committed it; "
-                "the next run reads it again."
+                f"Shard {shard.shard}: a run started batch {shard.intent.batch_id} "
+                f"({shard.intent.start} to {shard.intent.end}) and ended before it committed the "
+                "batch. The next run reads the batch again."
             )
     if draining.drained:
         say(
-            f"{key} was drained in {waited_s:.1f} s: it is paused, no shard is open, and all "
-            "checkpoints are durable."
+            f"{key} was drained after {waited_s:.1f} s: the group is paused, no shard is open, and "
+            "all checkpoints are durable."
         )
     elif not draining.paused:
         say(f"{key} was resumed in the meantime: drain it again.")
     else:
         names = listed(shard.shard for shard in draining.open)
         say(
-            f"{key} is paused, but after {waited_s:.1f} s these shards are still open: "
-            f"{names}. Their runs stop at their next batch boundary; shards of a dead node "
-            "are closed once it has been evicted."
+            f"{key} is paused, but after {waited_s:.1f} s these shards are still open: {names}. "
+            "Their runs stop at the next batch boundary. Shards of a dead node are closed once the "
+            "node has been evicted."
         )

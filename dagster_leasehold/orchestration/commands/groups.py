@@ -1,4 +1,4 @@
-"""`leasehold group`: create, list, show, change and delete the consumer groups of a stream."""
+"""`leasehold group`: creates, lists, shows, changes and deletes consumer groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_leasehold.orchestration.commands.options import (
     stream_names,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import show_json, show_result, show_table
 
 app = typer.Typer(
     help="Create, list, change, pause and delete consumer groups.", no_args_is_help=True
@@ -30,7 +30,8 @@ app = typer.Typer(
 Ordered = Annotated[
     bool | None,
     typer.Option(
-        "--ordered/--unordered", help="Read a shard after its parents are finished, or at once."
+        "--ordered/--unordered",
+        help="Read the children of a split or merge after their parents, or at once.",
     ),
 ]
 TimeoutS = Annotated[
@@ -50,8 +51,8 @@ Gaps = Annotated[
     GapPolicy | None,
     typer.Option(
         "--gap-policy",
-        help="After records were removed unread: hold, or continue at the begin or end of what is "
-        "left.",
+        help="If unread records were removed: hold the shard, or continue at the begin or end of "
+        "the remaining records.",
     ),
 ]
 NodeCap = Annotated[
@@ -63,7 +64,7 @@ Weighted = Annotated[
     bool | None,
     typer.Option(
         "--weighted/--by-count",
-        help="Balance records per second, as the ledger shows them, or the number of shards.",
+        help="Balance the records per second in the ledger, or the number of shards.",
     ),
 ]
 
@@ -138,7 +139,9 @@ def create(
         weighted=weighted,
     )
     target.new_store.create_group(new_group)
-    tell(described(new_group), f"Created consumer group {new_group.key}.", as_json=as_json)
+    show_result(
+        group_fields(new_group), f"Created consumer group {new_group.key}.", as_json=as_json
+    )
 
 
 @app.command("list")
@@ -147,7 +150,7 @@ def list_(
         str | None,
         typer.Argument(
             metavar="STREAM",
-            help="Only the groups of this stream (default: of all).",
+            help="Only the groups of this stream (default: of all streams).",
             autocompletion=stream_names,
         ),
     ] = None,
@@ -156,12 +159,12 @@ def list_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """List the consumer groups of one stream, or of all."""
+    """List the consumer groups of one stream, or of all streams."""
     target = Target.at(home, module)
     key = target.declared(stream).key if stream is not None else None
     groups = target.store.groups(key.stream if key is not None else None)
     if as_json:
-        show_json([described(group) for group in groups])
+        show_json([group_fields(group) for group in groups])
         return
     show_table(
         "Consumer groups",
@@ -181,7 +184,7 @@ def list_(
     )
 
 
-def described(group: Group) -> dict[str, object]:
+def group_fields(group: Group) -> dict[str, object]:
     """Return a group as a flat dictionary, with its key as `stream` and `group`."""
     values: dict[str, object] = {"stream": group.key.stream, "group": group.key.group}
     for field in dataclasses.fields(group):
@@ -200,7 +203,7 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one consumer group."""
-    values = described(Target.at(home, module).group(stream, group))
+    values = group_fields(Target.at(home, module).group(stream, group))
     if as_json:
         show_json(values)
         return
@@ -244,11 +247,11 @@ def update(
     declared = target.declared(stream)
     if changed and declared.key == before.key and declared.assignment != after.assignment:
         sentences.append(
-            f"It now assigns shards by {after.assignment}, but its declaration says "
-            f"{declared.assignment}, and nodes take their settings from the declaration."
+            f"It now assigns shards by {after.assignment}, but the stream's declaration says "
+            f"{declared.assignment}, and nodes take their settings from it."
         )
-    stored = described(target.group(stream, group))
-    tell({"changed": changed} | stored, *sentences, as_json=as_json)
+    stored = group_fields(target.group(stream, group))
+    show_result({"changed": changed} | stored, *sentences, as_json=as_json)
 
 
 @app.command("accept-log")
@@ -267,14 +270,14 @@ def accept_log(
     from dagster_leasehold.shard_sources.source import identity_of_log
 
     target, key = Target.of_group(home, module, stream, group)
-    identity = identity_of_log(target.streams.opened(key.stream).source)
+    identity = identity_of_log(target.streams.usable(key.stream).source)
     if identity is None:
         raise InvalidSetting(
-            f"The source of stream {key.stream} does not identify its log, so there is "
-            "nothing to accept."
+            f"The source of stream {key.stream} has no identity of its log, so there is nothing to "
+            "accept."
         )
     target.store.log_of_group(key, identity, instead=True)
-    tell(
+    show_result(
         {"group": str(key), "log": identity},
         f"The cursors of {key} now belong to the current log.",
         as_json=as_json,
@@ -286,7 +289,7 @@ def delete(
     stream: Stream,
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even if some of its nodes are live.")
+        bool, typer.Option("--force", help="Delete it even if some of its nodes are alive.")
     ] = False,
     group: GroupName = None,
     module: Module = None,
@@ -296,7 +299,7 @@ def delete(
     """Delete a consumer group with its checkpoints, ledger and journal."""
     target, key = Target.of_group(home, module, stream, group)
     target.store.delete_group(key, force=force)
-    tell(
+    show_result(
         {"stream": key.stream, "group": key.group, "deleted": True},
         f"Deleted consumer group {key}.",
         as_json=as_json,

@@ -26,25 +26,25 @@ from dagster_leasehold.orchestration.scaffolding import PYTHON, quoted, written_
 from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind, source_options
 
 DEPLOYMENT = """\
-# The settings of this deployment. A line that begins with `# name =` shows a default, or an example
-# where there is none: remove the `# ` to change it.
+# The settings of this deployment. A line `# name = value` shows the default, or an example if there
+# is no default. To change the setting, remove the `# `.
 
 # The nodes that this deployment serves; `leasehold dev --nodes` and `leasehold node` add others.
 # nodes = ["local"]
-# The time in seconds after which a silent node loses its shards.
+# A node without a heartbeat for this time, in seconds, loses its shards.
 # lease_timeout_s = 20.0
-# The place of committed output: a folder in the home, or a URI such as s3://bucket/path.
+# The location of committed output: a folder in the home, or a URI such as s3://bucket/path.
 # output = "output"
-# The number of days for which the history of shards and batches is kept.
+# The history of shards and batches is kept for this many days.
 # history_days = 30.0
-# The lease store is SQLite in the home. Name another database in the variable
-# LEASEHOLD_DATABASE_URL, since its address can hold a password.
+# The lease store is SQLite in the home. To use another database, set its URL in the environment
+# variable LEASEHOLD_DATABASE_URL, since it can have a password.
 
 # The Python module that declares the streams, or has their definitions.
 module = "streams"
 """
 STREAMS = '''\
-"""The streams of this project. A line that begins with `# name=` shows a default, or an example."""
+"""The streams of this project. A line `# name=value` shows a default or an example."""
 
 from dagster_leasehold import (
     Checks,
@@ -106,7 +106,7 @@ def init(
     target.make_home()
     if source == LOCAL_LOG:
         log = target.local_log(name)
-        log.create(log.root, SHARDS_DEFAULT, exist_ok=True).append_lines(_sample(name))
+        log.create(log.root, SHARDS_DEFAULT, exist_ok=True).append_lines(_sample_file(name))
     if target.settings.database_url is None:
         open_store(target.settings.store_url, upgrade=True).close()
     findings = check_all(target)
@@ -117,33 +117,27 @@ def init(
     else:
         presentation.say(f"Wrote {presentation.listed(files)}.")
         show_findings(findings)
-        after = "leasehold doctor, once this is fixed" if failed else "leasehold dev"
-        presentation.say(f"The next command: {after}.")
+        command = "leasehold doctor, after you have fixed this" if failed else "leasehold dev"
+        presentation.say(f"The next command: {command}.")
     if failed:
         raise typer.Exit(1)
 
 
 def _options(source: str, texts: Sequence[str]) -> Mapping[str, Any]:
-    """Parse options of a source.
-
-    Raises:
-        UnknownSource: there is no source of this name.
-        InvalidSetting: an option is missing, unknown or of the wrong form.
-    """
     values: dict[str, str] = {}
     for each in texts:
         name, equals, value = each.partition("=")
         if not equals:
-            raise InvalidSetting(f"The option {shown(each)} has no value: give it as NAME=VALUE.")
+            raise InvalidSetting(f"The option {shown(each)} has no value: use NAME=VALUE.")
         values[name] = value
     try:
         return source_options(source, values).model_dump(mode="json", include={*values})
     except InvalidSetting as error:
-        raise InvalidSetting(f"{error} Give it as --option NAME=VALUE.") from None
+        raise InvalidSetting(f"{error} Use --option NAME=VALUE.") from None
 
 
 def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the contents of the files to write, by name."""
+    """Return the content of each file to write, by name."""
     variable = re.sub(r"\W", "_", name)
     if not variable.isidentifier() or iskeyword(variable) or variable in STREAMS:
         variable = f"stream_{variable}"
@@ -164,9 +158,8 @@ def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> 
             variable=variable, settings=indent("\n".join(settings), "    ")
         ),
     }
-    return files | ({_sample(name): SAMPLE} if source == LOCAL_LOG else {})
+    return files | ({_sample_file(name): SAMPLE} if source == LOCAL_LOG else {})
 
 
-def _sample(name: StreamName) -> str:
-    """Return the name of the file with sample records."""
+def _sample_file(name: StreamName) -> str:
     return f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""`leasehold plan`, `journal` and `verify`: a group's next moves, and its history."""
+"""`leasehold plan`, `journal` and `verify`: a group's next moves and its history."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from dagster_leasehold.orchestration.commands.options import (
 )
 from dagster_leasehold.orchestration.commands.status import mode_note, refused_nodes
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.present_files import FilePresence
     from dagster_leasehold.lease_store.identifiers import GroupKey
     from dagster_leasehold.lease_store.journal_rows import JournalEntry
+    from dagster_leasehold.lease_store.rules.assignment_plan import Plan
 
 
 def plan(
@@ -32,7 +33,10 @@ def plan(
     group: GroupName = None,
     module: Module = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Explain each move, and why no smaller plan exists.")
+        bool,
+        typer.Option(
+            "--explain", help="Also show each move, its reason, and why fewer moves are not enough."
+        ),
     ] = False,
     as_json: Json = False,
     home: Home = None,
@@ -58,19 +62,36 @@ def plan(
         return
     loads = dict(next_plan.loads)
     # If load is balanced, the minimum is only a lower bound.
-    bound = "at least needed" if loads else "fewest possible"
-    say(f"Plan for {key}: {next_plan.moves} moves ({bound}: {next_plan.moves_minimum}).")
+    bound = "lower bound" if loads else "fewest possible"
+    moves = counted(next_plan.moves, "move")
+    say(f"Plan for {key}: {moves} ({bound}: {next_plan.moves_minimum}).")
+    say(f"{next_plan.summary}.")
     if loads:
         show_table(
-            "Shards and load per node afterwards",
+            "Shards and load per node after the moves",
             "node, >shards, >records/s",
             ((node, count, loads[node]) for node, count in next_plan.counts),
         )
     else:
-        show_table("Shards per node afterwards", "node, >shards", next_plan.counts)
+        show_table("Shards per node after the moves", "node, >shards", next_plan.counts)
     if explain:
-        for line in reasons:
-            say(line)
+        _explain(next_plan, note)
+
+
+def _explain(next_plan: Plan, note: str | None) -> None:
+    """Print the moves with their reasons, the refusals, and why fewer moves are not enough."""
+    if next_plan.actions:
+        moves = (action.cells for action in next_plan.actions)
+        show_table("Moves", "shard, move, from, to, ~reason", moves)
+    later = next_plan.moves - len(next_plan.actions)
+    if later > 0:
+        say(f"{counted(later, 'further move')} can start only after evictions or these moves.")
+    for line in (*next_plan.refusals, *next_plan.unassigned, *([note] if note else ())):
+        say(str(line))
+    if next_plan.proof:
+        say("Why fewer moves are not enough:")
+    for line in next_plan.proof:
+        say(f"- {line}")
 
 
 def journal(
@@ -83,7 +104,7 @@ def journal(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show every change of owner, tenure and checkpoint, with its reason."""
+    """Show the changes of owners, tenures and checkpoints, each with its reason."""
     target, key = Target.of_group(home, module, stream, group)
     shard_id = target.named_shard(key, shard)
     entries = target.store.journal(key, shard=shard_id, limit=limit, newest=True)
@@ -124,7 +145,7 @@ def verify(
     files: Annotated[
         bool,
         typer.Option(
-            "--files/--no-files", help="Look for every committed file in the output folder."
+            "--files/--no-files", help="Check that every committed file is in the output folder."
         ),
     ] = True,
     as_json: Json = False,
@@ -132,8 +153,8 @@ def verify(
 ) -> None:
     """Prove that every record was committed once, by its holder, and is in the table.
 
-    Reads journal and ledger, compares the table with the ledger, and looks for every committed
-    file. Exits with 1 if it finds a violation.
+    Reads journal and ledger, compares the table with the ledger, and checks that every committed
+    file exists. Exits with 1 if it finds a violation.
     """
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
     from dagster_leasehold.assets.output.table.group_table import comparison_of
@@ -175,15 +196,15 @@ def _presence(target: Target, key: GroupKey) -> FilePresence:
     from dagster_leasehold.assets.output.present_files import look_for_files
 
     folder = target.settings.output_folder(key.stream, key.group)
-    with progress("looking for committed files", "ledger rows") as report:
+    with progress("checking committed files", "ledger rows") as report:
         return look_for_files(target.store, key, folder, report)
 
 
 def _say_presence(key: GroupKey, presence: FilePresence | None) -> None:
     if presence is None:
-        say(f"{key}: whether the committed files exist was not checked (--no-files).")
+        say(f"{key}: the committed files were not checked (--no-files).")
         return
     for sentence in presence.sentences:
         say(f"MISSING: {sentence}")
     number = f"{presence.missing:,}" if presence.missing else "none"
-    say(f"{key}: {presence.files:,} committed files looked for, {number} missing.")
+    say(f"{key}: {presence.files:,} committed files checked, {number} missing.")

@@ -25,11 +25,11 @@ POLL_S = 0.5
 
 
 def declared_sources(target: Target) -> dict[str, ShardSource]:
-    """Return the sources of the declared streams, and report the unusable ones."""
+    """Return the sources of the declared streams, and print the unusable ones."""
     sources: dict[str, ShardSource] = {}
     for name in target.streams.names:
         try:
-            sources[name] = target.streams.opened(name).source
+            sources[name] = target.streams.usable(name).source
         except LeaseholdError as error:
             say(f"The lag of stream {name} is not exported: {error}")
     return sources
@@ -59,7 +59,7 @@ def metrics(
     upkeep_file = target.settings.upkeep_file
     registry.register(
         StoreCollector(
-            # The first scrape after the store was created opens it.
+            # Opened at the first scrape at which the store exists.
             lambda: target.store,
             lambda key: sources().get(key.stream),
             lambda key: UpkeepReport.load(upkeep_file(key.stream, key.group)),

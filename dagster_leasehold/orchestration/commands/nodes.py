@@ -17,7 +17,7 @@ from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
-from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
+from dagster_leasehold.orchestration.supervision.preflight import check_folder, reserved_port
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,7 +37,7 @@ CodeServerPort = Annotated[
         "--port",
         min=1,
         max=65535,
-        help="Port of its code server (default: the first free one from 4201).",
+        help="Port of its code server (default: the first free port from 4201).",
     ),
 ]
 
@@ -64,7 +64,7 @@ def node(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Address at which Dagster's daemon reaches the code server, if it differs.",
+            help="Address of the code server for Dagster's daemon, if it differs from --host.",
         ),
     ] = None,
     health: HealthAddress = None,
@@ -74,16 +74,16 @@ def node(
         typer.Option(
             "--leave-timeout",
             min=0,
-            help="The longest time to transfer its shards and stop its runs, in seconds.",
+            help="The longest time to transfer its shards and to stop its runs, in seconds.",
         ),
     ] = LEAVE_TIMEOUT_S,
 ) -> None:
     """Run this host's node, with its code server, Spark and heartbeats.
 
-    SIGTERM or Ctrl-C transfers its shards, lets its runs reach a checkpoint, and stops it.
+    SIGTERM or Ctrl-C transfers its shards, waits until its runs reach a checkpoint, and stops it.
     """
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
-    from dagster_leasehold.orchestration.supervision.code_server import answering_alone
+    from dagster_leasehold.orchestration.supervision.code_server import node_lock
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     node_name = NodeName(name)
@@ -94,7 +94,7 @@ def node(
     streams.all()
     with (
         stop_event() as stop,
-        answering_alone(settings.node_folder(node_name), node_name),
+        node_lock(settings.node_folder(node_name), node_name),
         ExitStack() as stack,
     ):
         _check_instance(settings)
@@ -135,7 +135,7 @@ def _agent(
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
-    # The process that started a shared Spark server keeps it running, not this agent.
+    # A shared Spark server is kept running by the process that started it.
     shared = settings.spark_state is not None
     return NodeAgent(
         node,
@@ -154,9 +154,9 @@ def _agent(
 def _server(
     settings: Settings, node: NodeName, module: str, *, host: str, port: int | None
 ) -> Generator[CodeServer]:
-    """Hold a port for the code server, or adopt the server that a killed agent left running."""
+    """Reserve a port for the code server, or adopt the server that a killed agent left running."""
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
-    from dagster_leasehold.orchestration.supervision.code_server import CodeServer, left_server
+    from dagster_leasehold.orchestration.supervision.code_server import CodeServer, adoptable_server
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 
     folder = settings.node_folder(node)
@@ -164,14 +164,14 @@ def _server(
         "LEASEHOLD_AGENTS": "true",
         "LEASEHOLD_AGENT_NODE": str(node),
     }
-    leftover = left_server(folder, module, host, environment)
+    leftover = adoptable_server(folder, module, host, environment)
     if leftover is not None and port not in (None, leftover.listen.port):
         leftover = None
     first_port = port if leftover is None else leftover.listen.port
     is_served = leftover is not None
-    with held_port(first_port, NODE_PORT_DEFAULT, host, served=is_served) as listen_port:
+    with reserved_port(first_port, NODE_PORT_DEFAULT, host, served=is_served) as listen_port:
         listen = Endpoint(host, listen_port)
-        yield CodeServer(module, listen, folder, environment, steady_clock, left=leftover)
+        yield CodeServer(module, listen, folder, environment, steady_clock, adoptable=leftover)
 
 
 @contextmanager
@@ -181,10 +181,10 @@ def _health_pages(agent: NodeAgent, node: NodeName, listen: Endpoint) -> Generat
         READINESS,
         health_pages,
     )
-    from dagster_leasehold.orchestration.supervision.systemd_watchdog import told_watchdog
+    from dagster_leasehold.orchestration.supervision.systemd_watchdog import watchdog_notifier
 
     checks = {HEALTH: agent.unhealthy, READINESS: agent.not_ready}
-    with health_pages(listen, checks) as pages, told_watchdog(agent.unhealthy):
+    with health_pages(listen, checks) as pages, watchdog_notifier(agent.unhealthy):
         say(f"Health of node {node} at http://{pages}{HEALTH} and {READINESS}.")
         yield
 
@@ -194,8 +194,8 @@ def _check_instance(settings: Settings) -> None:
 
     if not (settings.dagster_home / INSTANCE_FILE).exists():
         raise InvalidSetting(
-            f"There is no Dagster instance in {settings.dagster_home}: run `leasehold dev "
-            f"--nodes 1` with this home first, or put the {INSTANCE_FILE} of your deployment there."
+            f"There is no Dagster instance in {settings.dagster_home}: first run `leasehold dev "
+            f"--nodes 1` with this home, or put the {INSTANCE_FILE} of your deployment there."
         )
 
 
@@ -204,13 +204,13 @@ def _check_launcher(settings: Settings, launcher: object) -> None:
 
     if not isinstance(launcher, NodeRunLauncher):
         raise InvalidSetting(
-            f"Dagster in {settings.dagster_home} launches no runs on nodes: set run_launcher in "
-            f"its dagster.yaml to {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold dev "
-            "--nodes` does."
+            f"The run launcher of Dagster in {settings.dagster_home} does not start runs on nodes. "
+            f"Set run_launcher in its dagster.yaml to {NodeRunLauncher.__module__}."
+            "NodeRunLauncher, as `leasehold dev --nodes` does."
         )
 
 
 def _advertised(listen: Endpoint) -> Endpoint:
-    """Return the endpoint for other hosts; a server on all addresses has this host's name."""
+    """Return the endpoint for other hosts, with this host's name if it listens everywhere."""
     everywhere = listen.host in ("0.0.0.0", "::")
     return Endpoint(platform.node(), listen.port) if everywhere else listen

@@ -31,25 +31,25 @@ Home = Annotated[
     typer.Option(
         "--home",
         metavar="DIR",
-        help="Folder of logs, leases and output (default: LEASEHOLD_HOME, or .leasehold).",
+        help="Folder of logs, leases and output (default: LEASEHOLD_HOME, otherwise .leasehold).",
     ),
 ]
 AnyStream = Annotated[
     str | None,
     typer.Argument(
         metavar="STREAM",
-        help="The stream; it can be omitted if only one is declared.",
+        help="The stream (default: the only declared stream).",
         autocompletion=stream_names,
     ),
 ]
-"""For commands that only read, so that a wrong stream changes nothing."""
+"""For commands that only read."""
 Stream = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
 ]
-"""For commands that change something, so that the user always names the stream."""
+"""For commands that change something: the user must give the stream."""
 GroupName = Annotated[
     str | None,
-    typer.Option("--group", help="The consumer group (default: the one the stream declares)."),
+    typer.Option("--group", help="The consumer group (default: the stream's declared group)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 AnyShard = Annotated[
@@ -67,7 +67,7 @@ End = Annotated[
 ]
 Replaces = Annotated[
     str | None,
-    typer.Option("--replaces", help="Take over the claim of this run, which you know has ended."),
+    typer.Option("--replaces", help="Take over the claim of this run, which must have ended."),
 ]
 Module = Annotated[
     str | None,
@@ -75,8 +75,8 @@ Module = Annotated[
         "--module",
         "-m",
         metavar="MODULE",
-        help="The Python module that declares the streams (default: that of the settings or of "
-        "the project in this folder).",
+        help="The Python module that declares the streams (default: the module of the settings, "
+        "otherwise of the project in this folder).",
     ),
 ]
 WebPort = Annotated[
@@ -85,6 +85,6 @@ WebPort = Annotated[
         "--port",
         min=1,
         max=65535,
-        help="Port of the Dagster UI (default: the first free one from 3000).",
+        help="Port of the Dagster UI (default: the first free port from 3000).",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The other consumers of `leasehold checkpoint import` and `export`, by kind."""
+"""The other consumers of a log, for `leasehold checkpoint import` and `export`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ConsumersName:
     """The arguments of a command that identify other consumers.
 
     Attributes:
-        kind: the kind; None means the first kind that fits the stream's source.
-        name: the name of the consumer group or the KCL application, or the checkpoint location of
-            a query.
+        kind: the kind; None means the first kind for the stream's source.
+        name: the name of the consumer group or KCL application, or the checkpoint location of a
+            Spark query.
         stopped: True if the user confirms that the consumers are stopped.
-        failover_s: the time after which a KCL lease that is not renewed has expired.
+        failover_s: the time after which a KCL lease that was not renewed has expired, in seconds.
     """
 
     kind: Kind | None
@@ -51,45 +51,44 @@ class ConsumersName:
     failover_s: float = 10.0
 
 
-def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers:
+def other_consumers(arguments: ConsumersName, stream: ShardStream) -> OtherConsumers:
     """Open the other consumers of a stream.
 
     Args:
-        words: identify the consumers.
-        stream: the stream that they read.
+        arguments: identify the consumers.
 
     Raises:
-        InvalidSetting: the kind does not fit the stream's source, or the checkpoint location of a
-            Spark query is not supported.
+        InvalidSetting: the kind reads another source than the stream, or the checkpoint location of
+            a Spark query is not supported.
     """
     source: Any = stream.source
     stream_source = source_name(source)
-    kind = words.kind or next(
+    kind = arguments.kind or next(
         (kind for kind, name in SOURCE_OF.items() if name == stream_source), None
     )
     if kind is None or SOURCE_OF[kind] != stream_source:
         sources = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
         raise errors.InvalidSetting(
             f"Stream {shown(stream.name)} reads from the source {shown(stream_source)}, but these "
-            f"checkpoints belong to streams of {sources}."
+            f"checkpoints exist only for streams of: {sources}."
         )
     match kind:
         case Kind.KAFKA_GROUP:
-            return source.consumer_group(words.name)
+            return source.consumer_group(arguments.name)
         case Kind.SPARK_OFFSETS:
-            return SparkQuery(source, words.name, stopped=words.stopped)
+            return SparkQuery(source, arguments.name, stopped=arguments.stopped)
         case Kind.KCL:
             from dagster_leasehold.shard_sources.kinesis.kcl import KclApplication
 
-            return KclApplication(source, words.name, words.failover_s)
+            return KclApplication(source, arguments.name, arguments.failover_s)
         case Kind.LOGHUB_GROUP:
             from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
 
-            return ServiceConsumerGroup(source, words.name, stopped=words.stopped)
+            return ServiceConsumerGroup(source, arguments.name, stopped=arguments.stopped)
 
 
 class SparkQuery:
-    """A Structured Streaming query on a topic; its progress is read from its checkpoint location.
+    """A Structured Streaming query on a topic, with the progress in its checkpoint location.
 
     Args:
         source: the topic.
@@ -112,33 +111,32 @@ class SparkQuery:
 
         Raises:
             UnknownGroup: no batch is complete, or the query does not read the topic.
-            CheckpointRefused: the form of the offset log is unknown.
+            CheckpointRefused: the format of the offset log is unknown.
             OSError: the location cannot be read.
         """
         from dagster_leasehold.shard_sources.kafka.spark_offsets import offsets_of, query_batches
 
-        batches = query_batches(self._names("offsets"), self._names("commits"))
+        batches = query_batches(self._file_names("offsets"), self._file_names("commits"))
         content = (self._place / f"offsets/{batches.committed}").content() or b""
         return GroupProgress(
-            offsets_of(content.decode(), self._topic), at_work=self._doubt(batches.open_batch)
+            offsets_of(content.decode(), self._topic), at_work=self._at_work(batches.open_batch)
         )
 
-    def _names(self, folder: str) -> list[str]:
-        """Return the names of the files in `offsets` or `commits`."""
+    def _file_names(self, folder: str) -> list[str]:
         entries = self._place.entries(folder)
         return [each.path.rpartition("/")[2] for each in entries if not each.folder]
 
-    def _doubt(self, open_batch: int | None) -> str:
-        """Return a sentence if the query can still be running or have written `open_batch`."""
+    def _at_work(self, open_batch: int | None) -> str:
+        """Return a sentence if the query can be running, or can have written `open_batch`."""
         if not self._stopped:
             return (
-                f"The files in {self._place} do not show whether the query runs: stop it, and add "
-                "--stopped."
+                f"The files in {self._place} do not show whether the query is running: stop it, "
+                "and add --stopped."
             )
         if open_batch is not None:
             return (
-                f"Batch {open_batch} of the query in {self._place} was begun and is not marked as "
-                "done, so its records may have been written: start the query until it has caught "
-                "up and stop it then, or add --live to read this batch here as well."
+                f"Batch {open_batch} of the query in {self._place} was started but not completed, "
+                "so its records may have been written. Run the query until it has caught up, and "
+                "stop it; or add --live to read this batch again here."
             )
         return ""

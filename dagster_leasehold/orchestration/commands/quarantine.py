@@ -1,4 +1,4 @@
-"""`leasehold quarantine`: lists records in quarantine, and processes them again."""
+"""`leasehold quarantine`: lists records in quarantine, and retries them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.records import json_record
 from dagster_leasehold.orchestration.commands.rewriting import replay_shards
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import say, show_json, show_result, show_table
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -25,7 +25,7 @@ LIMIT_DEFAULT = 50
 VALUE_SHOWN_MAX = 60
 
 app = typer.Typer(
-    help="List records that could not be parsed or that stop every run, and try them again.",
+    help="List, skip and retry records that cannot be parsed or that stop every run.",
     no_args_is_help=True,
 )
 
@@ -97,7 +97,7 @@ def _time(since: str | None) -> datetime | None:
     at = parse_time(since)
     if at is None:
         raise InvalidSetting(
-            f"{shown(since)} is not a time: give --since an ISO 8601 time, such as "
+            f"{shown(since)} is not a time: use an ISO 8601 time for --since, such as "
             "2026-01-31T08:00:00Z."
         )
     return at
@@ -113,19 +113,19 @@ def skip(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Quarantine the record where a shard is held; the next run continues after it."""
+    """Quarantine the record that blocks a shard; the next run continues after it."""
     from dagster_leasehold.lease_store.outcomes import Changed
 
     target, key = Target.of_group(home, module, stream, group)
     row = target.shard(key, shard)
     outcome = target.store.skip_record(key, row.shard, row.check_point, observer=options.OBSERVER)
     skipped = isinstance(outcome, Changed)
-    tell(
+    show_result(
         {"group": str(key), "shard": row.shard, "cursor": row.check_point, "skipped": skipped},
         f"The next run quarantines the record at cursor {row.check_point} of shard {row.shard} of "
         f"{key}, and continues after it."
         if skipped
-        else f"Shard {row.shard} of {key} is not held at a record.",
+        else f"No record blocks shard {row.shard} of {key}.",
         as_json=as_json,
     )
 
@@ -154,15 +154,15 @@ def retry(
     declared = target.with_group(stream, group)
     if declared.keeps_records:
         raise TransformError(
-            f"Stream {shown(declared.name)} has no transform in the settings, so a retry would "
-            "change nothing: name the module that declares it with -m."
+            f"Stream {shown(declared.name)} is declared without a transform, so a retry would "
+            "change nothing: use -m to give the module that declares the transform."
         )
     replay_shards(
         target,
         declared,
         shards,
         span,
-        title=f"Quarantine of {declared.key}, tried again",
+        title=f"Retry of the quarantine of {declared.key}",
         replaces=replaces,
         as_json=as_json,
     )

@@ -13,7 +13,7 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import iso, tell
+from dagster_leasehold.orchestration.presentation import iso, show_result
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def cat(
     shard_id = target.named_shard(key, shard)
     shards = None if shard_id is None else [shard_id]
     if parquet is not None:
-        _check_new(parquet)
+        _check_can_create(parquet)
     output = CommittedOutput(
         target.store,
         key,
@@ -72,12 +72,12 @@ def cat(
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))
-        # This is read last, since records that expired during the read can be missing above.
+        # Read last, since records that expired in the meantime can be missing above.
         expired = expired_output(target.store, key, shards)
     else:
         records = _write_parquet(plan, parquet)
         expired = expired_output(target.store, key, shards)
-        tell(
+        show_result(
             {"group": str(key), "file": parquet, "records": records, "expired": expired},
             f"Wrote {records:,} committed records of {key} to {parquet}.",
             as_json=as_json,
@@ -86,12 +86,7 @@ def cat(
         typer.echo(line, err=True)
 
 
-def _check_new(file: Path) -> None:
-    """Check that a new file can be created at this path.
-
-    Raises:
-        InvalidSetting: the file exists, or its folder does not.
-    """
+def _check_can_create(file: Path) -> None:
     if file.exists():
         raise InvalidSetting(f"The file {file} already exists: name a new one with --parquet.")
     if not file.parent.is_dir():
@@ -111,7 +106,7 @@ def _write_parquet(plan: TablePlan, file: Path) -> int:
 
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
-    """Yield each record of a batch as a line of JSON; a transform's columns follow the source's."""
+    """Yield each record of a batch as a line of JSON, with a transform's columns last."""
     kinds = batch.schema.types
     for row in batch.to_pylist():
         values = map(_with_maps, row.values(), kinds)
@@ -120,10 +115,7 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def json_record(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a record in JSON types.
-
-    Bytes that are not UTF-8 are encoded as base64, under the column's name with `_base64`.
-    """
+    """Convert a record to JSON types; bytes other than UTF-8 become base64 in `<column>_base64`."""
     record: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, bytes) and not _is_text(value):
@@ -168,7 +160,7 @@ def _with_maps(value: Any, kind: Any) -> Any:
 
 
 def _json_key(key: Any) -> str:
-    """Return a map's key as text; a key that is not a string is written as JSON."""
+    """Return a map's key as text; keys that are not strings become JSON."""
     text = json_value(key)
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 
@@ -194,7 +186,7 @@ def load(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Append the lines of files to a stream's local log, which is created if it is missing."""
+    """Append the lines of files to a stream's local log; create the log if it is missing."""
     from dagster_leasehold.shard_sources.local_log import LocalLog
     from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
@@ -206,7 +198,7 @@ def load(
     with progress(f"loading into {declared.name}", "records") as show:
         appended = log.append_lines(*files, progress=show)
     records = sum(int(part.end) - int(part.begin) for part in appended.values())
-    tell(
+    show_result(
         {"stream": declared.name, "records": records, "appended": appended},
         f"Loaded {records:,} records into {len(appended)} shards of stream {declared.name}.",
         as_json=as_json,

@@ -1,4 +1,4 @@
-"""`leasehold report`: writes a group's nodes, shards and recent history as an HTML page."""
+"""`leasehold report`: writes an HTML page with a group's nodes, shards and recent history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dagster_leasehold.orchestration.group_history import (
     runs,
 )
 from dagster_leasehold.orchestration.group_view import GroupReader
-from dagster_leasehold.orchestration.presentation import counted, tell
+from dagster_leasehold.orchestration.presentation import counted, show_result
 from dagster_leasehold.orchestration.progress_display import progress
 from dagster_leasehold.orchestration.report_page import Report, page
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.orchestration.group_view import GroupView
 
 ENTRIES_MAX = 100_000
-"""The number of newest journal entries, and about as many ledger rows, that a page shows."""
+"""The most journal entries in a page, and about the most ledger rows; the newest are taken."""
 GAPS_MAX = 10_000
 
 
@@ -63,14 +63,14 @@ def report(
 ) -> None:
     """Write an HTML report about a stream's nodes, shards, rates, gaps, moves and runs."""
     target, key = Target.of_group(home, module, stream, group)
-    view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
+    view = GroupReader(target.store, key, target.streams.usable(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))
     temporary = html.with_name(f".{html.name}.{os.getpid()}")
     temporary.write_text(content, encoding="utf-8")
     temporary.replace(html)
     shards = counted(len(view.shards), "shard")
     facts = {"group": str(key), "file": str(html), "shards": len(view.shards)}
-    tell(facts, f"Wrote {html}: {shards} of {key}.", as_json=as_json)
+    show_result(facts, f"Wrote {html}: {shards} of {key}.", as_json=as_json)
 
 
 def report_of(
@@ -79,8 +79,6 @@ def report_of(
     """Return the content of a page.
 
     Args:
-        store: the lease store.
-        key: the group.
         view: the current state of the group.
         now: the time that the page shows.
         verified: True to verify journal and ledger.

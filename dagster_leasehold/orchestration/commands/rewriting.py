@@ -1,4 +1,4 @@
-"""`leasehold replay` and `compact`: rebuild committed output while consumption continues."""
+"""`leasehold replay` and `compact`, which rewrite committed output while consumption continues."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def replay(
 ) -> None:
     """Rebuild committed output with the current transform, while consumption continues.
 
-    The new output of a shard appears as a whole or not at all. Batches whose records the source has
-    removed keep their output.
+    The new output of a shard appears in one step. Batches whose records the source has removed keep
+    their output.
     """
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
@@ -69,7 +69,7 @@ def replay_shards(
     replaces: str | None,
     as_json: bool,
 ) -> None:
-    """Replay a span of the named shards, or of all, and show the result.
+    """Replay a span of the given shards, or of all, and print the result.
 
     Raises:
         UnknownShard: the group has no such shard.
@@ -78,7 +78,7 @@ def replay_shards(
     from dagster_leasehold.assets.rewriting.replay import replay_on_spark
     from dagster_leasehold.orchestration.resources import spark_of
 
-    shards, run = _selection(target, stream.key, named_shards), _new_run("replay")
+    shards, run = _selection(target, stream.key, named_shards), _new_run_id("replay")
     with progress("replaying", "batches") as show, _releasing_claims():
         reports = replay_on_spark(
             stream,
@@ -99,7 +99,7 @@ def replay_shards(
             title,
             "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >unpublished, "
             ">expired until",
-            # The fields of a report are the columns, except the last one, its error.
+            # The fields of a report, except the last one, its error, are the columns.
             (astuple(report)[:-1] for report in results if not report.error),
         )
     _raise_failures([(report.shard, report.error) for report in results if report.error])
@@ -125,7 +125,7 @@ def compact(
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
     target, key = Target.of_group(home, module, stream, group)
-    selection, run = _selection(target, key, shards), _new_run("compact")
+    selection, run = _selection(target, key, shards), _new_run_id("compact")
     compactor = Compactor(
         store=target.store,
         key=key,
@@ -148,22 +148,20 @@ def compact(
 
 
 def _selection(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
-    """Return the named shards, or without names all shards of the group by rank."""
+    """Return the given shards; without any, all shards of the group by rank."""
     return [lease.shard for lease in target.leases(key, [*dict.fromkeys(named_shards or ())])]
 
 
-def _new_run(kind: str) -> str:
-    """Return a new id for a rewriting run of the command line."""
+def _new_run_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
 def _releasing_claims() -> AbstractContextManager[None]:
-    """Handle SIGTERM within the block like Ctrl-C, so that claims are released."""
+    """Handle SIGTERM like Ctrl-C within the block, so that claims are released."""
     return handled_by(signal.default_int_handler, signal.SIGTERM)
 
 
 def _raise_failures(failures: Sequence[tuple[str, str]]) -> None:
-    """Raise one error about the shards that keep their old output, if any."""
     if not failures:
         return
     shard, error = failures[0]

@@ -26,7 +26,7 @@ from dagster_leasehold.orchestration.commands.other_consumers import (
     other_consumers,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import counted, listed, tell
+from dagster_leasehold.orchestration.presentation import counted, listed, show_result
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
 from dagster_leasehold.shard_sources.source import Limits
 
@@ -37,20 +37,29 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.shard_rows import ShardLease
     from dagster_leasehold.shard_sources.source import ShardSource
 
-ConsumerGroup = Annotated[
+ImportedGroup = Annotated[
     str | None,
     typer.Option(
         "--consumer-group",
         metavar="NAME",
-        help="The other consumer group or KCL application (default: the name of the group here).",
+        help="The Kafka or LogHub consumer group or the KCL application to read (default: the name "
+        "of the group here).",
+    ),
+]
+ExportedGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer-group",
+        metavar="NAME",
+        help="The Kafka or LogHub consumer group to write (default: the name of the group here).",
     ),
 ]
 From = Annotated[
     Kind | None,
     typer.Option(
         "--from",
-        help="The other consumers: a Kafka or LogHub group, a KCL application, or a Spark query "
-        "that reads Kafka (default: from the stream's source).",
+        help="The kind of consumers: a Kafka or LogHub group, a KCL application, or a Spark query "
+        "that reads Kafka (default: the group or application of the stream's source).",
     ),
 ]
 Location = Annotated[
@@ -58,14 +67,14 @@ Location = Annotated[
     typer.Option(
         "--checkpoint-location",
         metavar="PLACE",
-        help="The Spark query's checkpointLocation: a folder, or a URI.",
+        help="The checkpointLocation of the Spark query: a folder or a URI.",
     ),
 ]
 Stopped = Annotated[
     bool,
     typer.Option(
         "--stopped",
-        help="Confirm that the other consumers are stopped; Spark and LogHub do not show it.",
+        help="Confirm that the other consumers are stopped, which Spark and LogHub do not show.",
     ),
 ]
 Failover = Annotated[
@@ -74,13 +83,13 @@ Failover = Annotated[
         "--failover",
         metavar="SECONDS",
         min=0.1,
-        help="KCL's failoverTimeMillis, in seconds: a lease not renewed for this long has expired.",
+        help="KCL's failoverTimeMillis, in seconds: a lease not renewed for this time has expired.",
     ),
 ]
 Live = Annotated[
     bool,
     typer.Option(
-        "--live", help="Proceed even if one of the groups holds shards; records can be repeated."
+        "--live", help="Proceed even if consumers of one side are running; records can be repeated."
     ),
 ]
 
@@ -91,8 +100,8 @@ class ImportPlan:
 
     Attributes:
         changes: the shards whose checkpoint will change, parents first.
-        unchanged: the shards whose checkpoint is the same here.
-        expired: the shards among `changes` whose next record was removed.
+        unchanged: the shards with the same checkpoint here.
+        expired: the shards in `changes` whose next record was removed.
         removed: the shards that are no longer in the log.
     """
 
@@ -107,7 +116,7 @@ def import_(
     stream: Stream,
     *,
     kind: From = None,
-    consumer_group: ConsumerGroup = None,
+    consumer_group: ImportedGroup = None,
     location: Location = None,
     stopped: Stopped = False,
     failover_s: Failover = 10.0,
@@ -115,7 +124,7 @@ def import_(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Withdraw output that is committed here after an imported checkpoint."
+            "--force", help="Withdraw the output that is committed here after imported checkpoints."
         ),
     ] = False,
     gaps: Annotated[
@@ -126,9 +135,11 @@ def import_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Import the checkpoints of other consumers of the same log, once they are stopped.
+    """Import the checkpoints of other, stopped consumers of the same log.
 
-    Each shard continues at the record that they would have read next.
+    Each shard continues at the record that they would have read next. For Kafka, their checkpoints
+    are the committed offsets of a consumer group or a Spark query. For LogHub, they are the
+    checkpoints of a consumer group. For Kinesis, they are in the lease table of a KCL application.
     """
     if (kind is Kind.SPARK_OFFSETS) != (location is not None):
         raise errors.InvalidSetting(
@@ -136,32 +147,32 @@ def import_(
         )
     target, key = Target.of_group(home, module, stream, group)
     name = location or consumer_group or key.group
-    words = ConsumersName(kind, name, stopped, failover_s)
+    arguments = ConsumersName(kind, name, stopped, failover_s)
     declared = target.declared(key.stream)
     source = declared.source
-    progress = other_consumers(words, declared).progress()
+    progress = other_consumers(arguments, declared).progress()
     if not live:
-        _refuse_live(key, progress, target)
+        _check_no_consumers(key, progress, target)
     target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
     leases = {lease.shard: lease for lease in target.store.snapshot(key).shards}
     import_plan = _import_plan(source, leases, progress.cursors)
     if import_plan.expired and not gaps:
         raise errors.CheckpointRefused(
             f"The records at the checkpoints of shards {listed(import_plan.expired)} in "
-            f"{shown(name)} were removed before they were read: add --gaps to record each gap and "
-            "continue after it."
+            f"{shown(name)} were removed before they were read: add --gaps to record these gaps "
+            "and continue after them."
         )
     for shard in import_plan.changes if not force else ():
-        _refuse_withdrawal(target, key, leases[shard], progress.cursors[shard], name)
+        _check_no_withdrawal(target, key, leases[shard], progress.cursors[shard], name)
     for shard in import_plan.changes:
         cursor = progress.cursors[shard]
         force_checkpoint(target, key, shard, cursor, reason="imported", reopen=Reopening.REFUSE)
-    tell(
+    show_result(
         {"group": str(key), "consumer_group": name, "imported": import_plan.changes},
         f"Imported {counted(len(import_plan.changes), 'checkpoint')} of {shown(name)} into {key}.",
         *_shard_line("Unchanged shards", import_plan.unchanged),
-        *_shard_line("Shards whose first unread records are gone", import_plan.expired),
-        *_shard_line("Shards without a checkpoint there", progress.unstored),
+        *_shard_line("Shards whose first unread records were removed", import_plan.expired),
+        *_shard_line(f"Shards without a checkpoint in {shown(name)}", progress.unstored),
         *_shard_line("Shards that are no longer in the log", import_plan.removed),
         as_json=as_json,
     )
@@ -171,14 +182,14 @@ def import_(
 def export(
     stream: Stream,
     *,
-    consumer_group: ConsumerGroup = None,
+    consumer_group: ExportedGroup = None,
     stopped: Stopped = False,
     live: Live = False,
     repeat: Annotated[
         bool,
         typer.Option(
             "--repeat",
-            help="If a checkpoint is within a LogGroup, go back to the start of the group.",
+            help="If a checkpoint is within a LogGroup, export the start of the LogGroup.",
         ),
     ] = False,
     group: GroupName = None,
@@ -186,37 +197,40 @@ def export(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Export the checkpoints to a Kafka or LogHub group, which is created if it is missing.
+    """Export the checkpoints to a Kafka or LogHub consumer group.
 
-    That group continues each shard at the record that would be read here next.
+    That group is created if it is missing, and continues each shard at the record that would be
+    read here next. For Kafka, the checkpoints become its committed offsets. For LogHub, they become
+    its checkpoints. For Kinesis, there is no export: Leasehold only reads the lease table of a KCL
+    application.
     """
     target, key = Target.of_group(home, module, stream, group)
     name = consumer_group or key.group
-    words = ConsumersName(None, name, stopped)
-    consumers = other_consumers(words, target.declared(key.stream))
+    arguments = ConsumersName(None, name, stopped)
+    consumers = other_consumers(arguments, target.declared(key.stream))
     if not isinstance(consumers, TakesCheckpoints):
         raise errors.InvalidSetting(
-            "Leasehold does not write the lease table of a KCL application: export checkpoints of "
-            "Kafka and LogHub streams only."
+            "Leasehold does not write the lease table of a KCL application: only checkpoints of "
+            "Kafka and LogHub streams can be exported."
         )
     if not live:
         progress = consumers.progress() if consumers.exists() else GroupProgress({})
-        _refuse_live(key, progress, target)
+        _check_no_consumers(key, progress, target)
     leases = target.leases(key)
     cursors = {row.shard: row.check_point for row in leases if row.check_point is not None}
     within = consumers.within(cursors)
     if within and not repeat:
         raise errors.CheckpointRefused(
-            f"The checkpoints of shards {listed(within)} of {key} lie within a LogGroup, where the "
-            "service has no cursor: wait until more records are read, or add --repeat to read the "
-            "first records of these LogGroups again."
+            f"The checkpoints of shards {listed(within)} of {key} are within a LogGroup, where the "
+            "service has no cursors. Wait until more records are read, or add --repeat, so that "
+            "the group reads the first records of these LogGroups again."
         )
     settings = target.group(key.stream, key.group)
     consumers.store(cursors, timeout_s=settings.timeout_s, ordered=settings.ordered)
-    tell(
+    show_result(
         {"group": str(key), "consumer_group": name, "exported": list(cursors)},
         f"Exported {counted(len(cursors), 'checkpoint')} of {key} to {shown(name)}.",
-        *_shard_line("Shards that begin their LogGroup again", within),
+        *_shard_line("Shards that start again at the begin of a LogGroup", within),
         *_shard_line(
             "Shards without a checkpoint here",
             [row.shard for row in leases if row.check_point is None],
@@ -225,32 +239,21 @@ def export(
     )
 
 
-def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None:
-    """Refuse while consumers of either side can be running.
-
-    Raises:
-        GroupInUse: the other consumers can be running, or a run here has a shard open.
-    """
+def _check_no_consumers(key: GroupKey, progress: GroupProgress, target: Target) -> None:
     if progress.at_work:
         raise errors.GroupInUse(progress.at_work)
     shards = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
     if shards:
         raise errors.GroupInUse(
-            f"Runs of {key} have shards {listed(sorted(shards, key=rank_key))} open: drain it "
-            f"first with `leasehold group drain {key.stream} --group {key.group}`, or add --live."
+            f"Runs of {key} have shards {listed(sorted(shards, key=rank_key))} open: first drain "
+            f"it with `leasehold group drain {key.stream} --group {key.group}`, or add --live."
         )
 
 
 def _import_plan(
     source: ShardSource, leases: Mapping[ShardId, ShardLease], cursors: Mapping[ShardId, str]
 ) -> ImportPlan:
-    """Compare the cursors of other consumers with the log and with the leases here.
-
-    Raises:
-        UnknownShard: the log never had one of the shards.
-        CursorInvalid: a cursor does not belong to its shard, or lies beyond its end.
-    """
-    # Parents are first, since a parent's forced checkpoint can change its children.
+    # Parents come first, since a parent's forced checkpoint can change its children.
     shards = sorted(cursors, key=rank_key)
     missing_shards = [shard for shard in shards if shard not in leases]
     if missing_shards:
@@ -268,19 +271,14 @@ def _import_plan(
     return ImportPlan(changes, unchanged, expired, missing_shards)
 
 
-def _refuse_withdrawal(
+def _check_no_withdrawal(
     target: Target, key: GroupKey, lease: ShardLease, cursor: str, name: str
 ) -> None:
-    """Refuse an import that withdraws committed batches.
-
-    Raises:
-        CheckpointRefused: batches of the shard are committed after the cursor.
-    """
     if border_at(target, key, lease, cursor) is not None:
         raise errors.CheckpointRefused(
             f"Shard {lease.shard} of {key} is committed up to {lease.check_point}, beyond {cursor} "
-            f"in {shown(name)}: nothing was imported; add --force to withdraw the later "
-            "batches and read their records again."
+            f"in {shown(name)}, so nothing was imported. Add --force to withdraw the later batches "
+            "and read their records again."
         )
 
 

@@ -17,7 +17,7 @@ from dagster_leasehold.orchestration.commands.options import (
     Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import listed, show_json, show_result, show_table
 
 if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -29,7 +29,7 @@ app = typer.Typer(help="List, split and merge the shards of a local log.", no_ar
 def list_(
     stream: AnyStream = None, *, module: Module = None, as_json: Json = False, home: Home = None
 ) -> None:
-    """List the shards of a stream, with the cursors of what they hold."""
+    """List the shards of a stream, with the range of cursors that each holds."""
     source = Target.at(home, module).declared(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])
@@ -70,10 +70,10 @@ def list_(
 def split(
     stream: Stream, shard: Shard, *, module: Module = None, as_json: Json = False, home: Home = None
 ) -> None:
-    """Split a shard in two: it becomes read-only, and its children share its hash range."""
+    """Split a shard: it becomes read-only, and two children share its hash range."""
     log = Target.at(home, module).local_log(stream)
-    first, second = log.split(_shard(log, shard))
-    tell(
+    first, second = log.split(_existing_shard(log, shard))
+    show_result(
         {"parents": [shard], "children": [first, second]},
         f"Split shard {shard} into {first} and {second}.",
         as_json=as_json,
@@ -92,25 +92,20 @@ def merge(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Merge two neighbouring shards: they become read-only, and one child follows them."""
+    """Merge two neighbouring shards: they become read-only, and one child has both hash ranges."""
     log = Target.at(home, module).local_log(stream)
-    child = log.merge(_shard(log, first), _shard(log, second))
-    tell(
+    child = log.merge(_existing_shard(log, first), _existing_shard(log, second))
+    show_result(
         {"parents": [first, second], "children": [child]},
         f"Merged shards {first} and {second} into {child}.",
         as_json=as_json,
     )
 
 
-def _shard(log: LocalLog, shard: str) -> ShardId:
-    """Check that a log has a shard.
-
-    Raises:
-        UnknownShard: the log has no such shard.
-    """
+def _existing_shard(log: LocalLog, shard: str) -> ShardId:
     shards = [entry.shard for entry in log.list_shards()]
     if shard not in shards:
         raise UnknownShard(
-            f"The log has no shard {shown(shard)}; its shards are: {listed(shards)}."
+            f"The log has no shard {shown(shard)}. Its shards are: {listed(shards)}."
         )
     return ShardId(shard)

@@ -1,4 +1,4 @@
-"""`leasehold simulate`: a group in virtual time, with changes of its nodes and shards."""
+"""`leasehold simulate`: a group in simulated time, with changes of its nodes and shards."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _KEY = GroupKey.parse("simulated", "simulated")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A group after a change, when its shards have stopped moving.
+    """A group after a change, once no shard moves.
 
     Attributes:
         change: the change, as the user wrote it; `start` for the first nodes.
         nodes: the number of live nodes.
-        shards: the number of shards that can be consumed.
+        shards: the number of consumable shards.
         moves: the number of changes of owner.
         moves_minimum: the fewest changes of owner that any plan needs.
-        seconds: the virtual time from the change until the last move.
-        ownerless_s: the longest time for which a shard from before the change had no live owner.
+        seconds: the simulated time from the change until the last move.
+        ownerless_s: the longest time that a shard from before the change had no live owner.
         counts: shards per node, largest first.
     """
 
@@ -64,7 +64,7 @@ class Result:
 class SimulatedGroup:
     """A group in the in-memory store, with one `Rebalancer` per node.
 
-    No run consumes the shards, so a transfer does not wait for a holder.
+    Runs are not simulated, so transfers do not wait for holders.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class SimulatedGroup:
         self._shard_count = shards
 
     def start(self) -> Result:
-        """Let the first nodes join and share the shards."""
+        """Let the first nodes join, and share the shards."""
         self._join(self._first_nodes)
         self._tick()
         return self._settle("start", self._list)
 
     def change(self, text: str) -> Result:
-        """Apply one change, given as `KIND[:COUNT]`, and tick until no shard moves.
+        """Apply a change, given as `KIND[:COUNT]`, and tick until no shard moves.
 
         Raises:
             InvalidSetting: the text is not valid, or the group has too few nodes or shards.
@@ -113,7 +113,7 @@ class SimulatedGroup:
         if kind in ("leave", "crash"):
             if count >= len(self._nodes):
                 raise InvalidSetting(
-                    f"{shown(text)} would leave no node: {len(self._nodes)} are in the group."
+                    f"{shown(text)} would remove all nodes: the group has {len(self._nodes)}."
                 )
             return self._settle(text, lambda: self._lose(count, leave=kind == "leave"))
         return self._settle(text, lambda: self._reshard(count, parents=1 + (kind == "merge")))
@@ -136,7 +136,7 @@ class SimulatedGroup:
             self._join_count += 1
 
     def _assignment(self, name: NodeName, number: int) -> Node:
-        """Return a node's settings: its number for `modulo`, its share of shards for `pinned`."""
+        """Return a node's settings, with its number for `modulo` or its shards for `pinned`."""
         if self._mode is AssignmentMode.MODULO:
             return Node(name, 0, "", source_count=self._first_nodes, node_id=number)
         if self._mode is AssignmentMode.PINNED:
@@ -152,11 +152,11 @@ class SimulatedGroup:
 
     def _reshard(self, count: int, *, parents: int) -> None:
         """Split shards in two or merge pairs of shards, and finish the parents."""
-        owners = self._owners()
+        owners = self._live_owners()
         ready = [row for row in self._listing if row.shard in owners]
         if len(ready) < count * parents:
             raise InvalidSetting(
-                f"Only {len(ready)} shards have an owner: {count * parents} are needed."
+                f"{count * parents} shards with an owner are needed, but there are {len(ready)}."
             )
         for place in range(count):
             parent_rows = ready[place * parents : (place + 1) * parents]
@@ -180,8 +180,7 @@ class SimulatedGroup:
         for rebalancer in self._nodes.values():
             rebalancer.tick()
 
-    def _owners(self) -> dict[ShardId, NodeName]:
-        """Return the owners of the shards with a live owner."""
+    def _live_owners(self) -> dict[ShardId, NodeName]:
         owners: dict[ShardId, NodeName] = {}
         for row in self._store.snapshot(_KEY).shards:
             owner = row.consumer_owner
@@ -191,13 +190,13 @@ class SimulatedGroup:
 
     def _settle(self, change: str, apply: Callable[[], None]) -> Result:
         """Apply a change, tick until no shard moves, and count the moves."""
-        before, began = self._owners(), self._now
+        before, began = self._live_owners(), self._now
         apply()
-        last, last_seen = self._owners(), dict.fromkeys(before, began)
+        last, last_seen = self._live_owners(), dict.fromkeys(before, began)
         latest, moves, ownerless_s = dict(before), 0, 0.0
         for _ in range(TICKS_MAX):
             self._tick()
-            owners = self._owners()
+            owners = self._live_owners()
             moves += sum(latest.get(shard) != owner for shard, owner in owners.items())
             latest |= owners
             for shard in owners.keys() - last.keys():
@@ -246,9 +245,9 @@ def simulate(  # noqa: PLR0917
     ] = TIMEOUT_DEFAULT_S,
     as_json: Json = False,
 ) -> None:
-    """Simulate changes of nodes and shards, and show shares and moves after each.
+    """Simulate changes of nodes and shards, and show the moves and shares after each.
 
-    Time is simulated, and nothing is consumed.
+    Time is simulated, and no records are consumed.
     """
     group = SimulatedGroup(nodes, shards, mode, ordered=ordered, timeout_s=timeout)
     results = [group.start(), *(group.change(text) for text in change or ())]
@@ -258,7 +257,7 @@ def simulate(  # noqa: PLR0917
     show_table(
         f"{nodes:,} nodes and {shards:,} shards, lease timeout {timeout:g} s",
         "change, >nodes, >shards, >moves, >fewest possible, >settled after s, "
-        ">without owner s, shards on nodes",
+        ">without owner s, shards per node",
         [
             (
                 each.change,
@@ -276,6 +275,6 @@ def simulate(  # noqa: PLR0917
 
 
 def _shares(counts: Sequence[int]) -> str:
-    """Return shares such as `67 on 3, 66 on 2`: 67 shards on each of 3 nodes, 66 on each of 2."""
+    """Return shares such as `67 on 3, 66 on 2`: 3 nodes have 67 shards each, and 2 have 66."""
     nodes = Counter(counts)
     return ", ".join(f"{count} on {nodes[count]}" for count in sorted(nodes, reverse=True))

@@ -1,4 +1,4 @@
-"""The check of Spark in `leasehold doctor`: on this host, and in one worker."""
+"""The check of Spark in `leasehold doctor`, on this host and in a worker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PART = "spark worker"
 PARSERS = ("numpy", "msgspec")
 OPTIONS = "pydantic"
 PAGE = "docs/how-to/spark.md"
-# Spark compares the Python versions before our job starts, and fails with this message.
+# Spark compares the Python versions before it runs our function, and fails with this message.
 _OTHER_PYTHON = re.compile(r"Python in worker has different version: (\d+\.\d+)")
 
 Versions = Mapping[str, str]
 
 
 def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
-    """Yield the versions of Spark and Python here, and if `started`, those in a worker."""
+    """Yield the versions of Spark and Python here and, if `started`, in a worker."""
     from dagster_leasehold.assets.spark.spark_session import require_listener
     from dagster_leasehold.assets.spark.spark_settings import CONNECT_SCHEME
 
@@ -43,29 +43,32 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     count = presentation.counted(len(spark.conf), "setting")
     conf = f" with {count} in conf" if spark.conf else ""
     heap = f", {spark.memory} of memory" if spark.memory else ""
-    here = f"{_text(versions_here())}, dagster-leasehold {RELEASE}"
-    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{conf}; here {here}.")
+    on_host = f"{_text(versions_here())}, dagster-leasehold {RELEASE}"
+    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{conf}; here {on_host}.")
     if started:
         yield from findings_of(PART, lambda: worker(target))
 
 
 def worker(target: Target) -> Iterator[Finding]:
-    """Start a session, and compare a worker with this host and with the streams' needs."""
+    """Start a session, and compare a worker with this host and with the streams' requirements."""
     from dagster_leasehold.orchestration.resources import spark_of
 
     streams = list(_streams(target))
     needs = needs_of(streams)
     names = {name for _, modules in needs for name in modules}
     try:
-        there = worker_versions(spark_of(target.settings).spark_session, sorted(names))
+        on_worker = worker_versions(spark_of(target.settings).spark_session, sorted(names))
     except Exception as error:
-        other = _OTHER_PYTHON.search(str(error))
-        if other is None:
+        mismatch = _OTHER_PYTHON.search(str(error))
+        if mismatch is None:
             raise
-        yield _other_python(other[1])
+        yield _different_python(mismatch[1])
         return
-    findings = [*_compared(versions_here(), there), *_lacking(needs, there)]
-    yield from findings or [Finding(PART, Health.OK, f"{_text(there)}.")]
+    findings = [
+        *_different_versions(versions_here(), on_worker),
+        *_missing_modules(needs, on_worker),
+    ]
+    yield from findings or [Finding(PART, Health.OK, f"{_text(on_worker)}.")]
 
 
 def versions_here() -> Versions:
@@ -84,11 +87,11 @@ def versions_here() -> Versions:
 def worker_versions(session: object, modules: Sequence[str]) -> Versions:
     """Return the versions of Python, PySpark and pyarrow in a worker of a Spark session.
 
-    Those of `modules` that can be imported are included, with empty versions.
+    The importable ones of `modules` are included, with empty versions.
     """
 
     def versions_there(batches: Iterator[object]) -> Iterator[object]:
-        # Spark sends only this function, and the worker can lack our modules.
+        # Only this function is sent to the worker, which can lack our modules.
         import platform
         from importlib.util import find_spec
 
@@ -111,7 +114,7 @@ def worker_versions(session: object, modules: Sequence[str]) -> Versions:
 
 
 def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """Return the modules that workers need: (reason, modules) with the names of the streams."""
+    """Map (reason, modules) to the streams that need these modules on workers."""
     from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind
 
     needs: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
@@ -132,54 +135,54 @@ def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]]
 
 
 def _streams(target: Target) -> Iterator[ShardStream]:
-    """Yield the declared streams, except unusable ones, which the check of sources reports."""
+    """Yield the usable declared streams; the check of sources reports the others."""
     names: Sequence[str] = ()
     with suppress(LeaseholdError):
         names = target.streams.names
     for name in names:
         with suppress(LeaseholdError):
-            yield target.streams.described(name)
+            yield target.streams.find(name)
 
 
-def _compared(here: Versions, there: Versions) -> Iterator[Finding]:
-    """Yield a finding for each version on Spark's workers that differs from this host's."""
+def _different_versions(on_host: Versions, on_worker: Versions) -> Iterator[Finding]:
     from dagster_leasehold.assets.spark.spark_versions import go_together
 
-    if _minor(there["Python"]) != _minor(here["Python"]):
-        yield _other_python(_minor(there["Python"]))
-    if here["pyspark"] != there["pyspark"] and not go_together(here["pyspark"], there["pyspark"]):
+    if _minor(on_worker["Python"]) != _minor(on_host["Python"]):
+        yield _different_python(_minor(on_worker["Python"]))
+    if on_host["pyspark"] != on_worker["pyspark"] and not go_together(
+        on_host["pyspark"], on_worker["pyspark"]
+    ):
         text = (
-            f"it has pyspark {there['pyspark']} and this host {here['pyspark']}: install "
-            f"compatible versions, see {PAGE}."
+            f"it has pyspark {on_worker['pyspark']}, but this host has {on_host['pyspark']}: "
+            f"install compatible versions, see {PAGE}."
         )
         yield Finding(PART, Health.FAILED, text)
-    if here["pyarrow"] != there["pyarrow"]:
+    if on_host["pyarrow"] != on_worker["pyarrow"]:
         text = (
-            f"it has pyarrow {there['pyarrow']} and this host {here['pyarrow']}: install the same "
-            "version there, so that transforms have the same results on both."
+            f"it has pyarrow {on_worker['pyarrow']}, but this host has {on_host['pyarrow']}: "
+            "install the same version on the workers, so that transforms have the same results."
         )
         yield Finding(PART, Health.WARNING, text)
 
 
-def _other_python(minor: str) -> Finding:
+def _different_python(minor: str) -> Finding:
     text = (
-        f"it has Python {minor} and this host {_minor(platform.python_version())}: install the "
-        "same minor version there, and name it as spark.sql.execution.pyspark.python in "
-        "[spark.conf] if that is under another path."
+        f"it has Python {minor}, but this host has {_minor(platform.python_version())}: install "
+        "the same minor version on the workers. If it has another path there, set "
+        "spark.sql.execution.pyspark.python in [spark.conf]."
     )
     return Finding(PART, Health.FAILED, text)
 
 
-def _lacking(
-    needs: Mapping[tuple[str, tuple[str, ...]], list[str]], there: Versions
+def _missing_modules(
+    needs: Mapping[tuple[str, tuple[str, ...]], list[str]], on_worker: Versions
 ) -> Iterator[Finding]:
-    """Yield the modules that a worker lacks, with the streams that need them."""
     for (words, modules), streams in needs.items():
-        missing = [name for name in modules if name not in there]
+        missing = [name for name in modules if name not in on_worker]
         if missing:
             text = (
-                f"it lacks {listed(missing)}, for {words} {listed(streams)}: install it there, or "
-                f"send it in an environment, see {PAGE}."
+                f"it lacks {listed(missing)}, for {words} {listed(streams)}: install these modules "
+                f"on the workers, or send them in an environment, see {PAGE}."
             )
             yield Finding(PART, Health.WARNING, text)
 

@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.rules.planning import plan, stranded
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.orchestration.commands.groups import described
+from dagster_leasehold.orchestration.commands.groups import group_fields
 from dagster_leasehold.orchestration.commands.options import (
     AnyStream,
     GroupName,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 ERROR_SHOWN = 40
-"""The number of characters of a shard's last error in its row."""
+"""The most characters of a shard's last error in its row."""
 
 
 def status(
@@ -57,10 +57,10 @@ def status(
 ) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag.
 
-    With --json, `processes` has the number and memory of the home's processes on this host.
+    With --json, `processes` has the numbers and memory of the home's processes on this host.
     """
     target, key = Target.of_group(home, module, stream, group)
-    declared = target.streams.opened(key.stream)
+    declared = target.streams.usable(key.stream)
     view = GroupReader(target.store, key, declared.source).read()
     snapshot, shards, nodes = view.snapshot, list(map(_shard_facts, view.shards)), view.nodes
     refusals = [*refused_nodes(snapshot, declared, target.settings), *refused_members(snapshot)]
@@ -70,7 +70,7 @@ def status(
     published = publication_state(target.store, key, lag)
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
-        group_ = described(snapshot.group)
+        group_ = group_fields(snapshot.group)
         show_json(
             {
                 "group": group_,
@@ -89,7 +89,7 @@ def status(
     paused = ", paused" if snapshot.group.paused else ""
     show_table(
         f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
-        "node, state, >last beat, takes runs, >beats, >shards",
+        "node, state, >last heartbeat, takes runs, >heartbeats, >shards",
         map(_node_cells, nodes),
     )
     death = view.death()
@@ -108,7 +108,7 @@ def status(
         say(publication_sentence(published, lag))
     if hooks:
         show_table(
-            f"Batches that on_commit of {key} has not received",
+            f"Batches of {key} that wait for on_commit",
             "shard, >waiting, next, >failed attempts, last error",
             (tuple(hook.values()) for hook in hooks),
         )
@@ -119,7 +119,7 @@ def status(
 
 
 def _shard_facts(row: ShardRow) -> dict[str, Any]:
-    """Return a shard for JSON, without rates, which need several readings."""
+    """Return a shard for JSON, without rates, since they need several readings."""
     facts: dict[str, Any] = plain(row)
     for name in ("lag_seconds", "last_error_s"):
         facts[name] = None if facts[name] is None else round(facts[name], 3)
@@ -128,7 +128,7 @@ def _shard_facts(row: ShardRow) -> dict[str, Any]:
 
 
 def _shard_cells(row: ShardRow) -> tuple[object, ...]:
-    """Return a shard's cells; the lag is a number, an age or both, if they are known."""
+    """Return a shard's cells; the lag is a number, an age, or both."""
     age = row.lag_seconds
     parts = [None if row.lag is None else f"{row.lag:,}", f"{age:,.0f} s" if age else None]
     lag = ", ".join(part for part in parts if part is not None)
@@ -137,7 +137,7 @@ def _shard_cells(row: ShardRow) -> tuple[object, ...]:
 
 
 def _last_error(row: ShardRow) -> str:
-    """Return the age and the beginning of a shard's last error."""
+    """Return the age and the first characters of a shard's last error."""
     if not row.last_error:
         return ""
     age = "" if row.last_error_s is None else f"{duration(row.last_error_s)} ago: "
@@ -155,11 +155,11 @@ def mixed_releases(snapshot: Snapshot) -> list[str]:
     releases: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         if node.member:
-            releases.setdefault(node.release_version or "an older one", []).append(node.name)
+            releases.setdefault(node.release_version or "an older release", []).append(node.name)
     if len(releases) < 2:
         return []
     each = "; ".join(f"{release} on {listed(names)}" for release, names in releases.items())
-    return [f"Nodes run several releases: {each}."]
+    return [f"The nodes run several releases: {each}."]
 
 
 def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
 def publication_state(
     store: LeaseStore, key: GroupKey, lag: PublicationLag
 ) -> dict[str, Any] | None:
-    """Return the published and the waiting output of a group; None without a table."""
+    """Return the published and the unpublished output of a group; None without a table."""
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
@@ -202,16 +202,15 @@ def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
     if state["waiting_batches"]:
         waiting = f"of {counted(state['committed_records'], 'record')}, {lag}"
     elif state["changes_waiting"]:
-        waiting = "it still has output that was rewritten, was withdrawn or has expired"
+        waiting = "it still has output that was rewritten or withdrawn, or has expired"
     publications = counted(state["publications"], "publication")
     return f"Table {state['table']}: {publications}; {waiting}."
 
 
 def _show_upkeep(upkeep: UpkeepReport) -> None:
-    """Show the statements that membership in the group costs this home's deployment."""
     show_table(
-        f"Upkeep in the lease term of {upkeep.term_s:g} s before {upkeep.at}: {upkeep.ticks} ticks "
-        f"for {upkeep.nodes} nodes",
+        f"Statements for {upkeep.nodes} nodes in {upkeep.ticks} ticks, in the lease term of "
+        f"{upkeep.term_s:g} s before {upkeep.at}",
         "statement, >number, writes",
         (
             (kind, count, "yes" if kind in upkeep.writes else "no")
@@ -223,8 +222,8 @@ def _show_upkeep(upkeep: UpkeepReport) -> None:
 def refused_nodes(snapshot: Snapshot, declared: ShardStream, settings: Settings) -> list[Refusal]:
     """Return the refusals of declared nodes that cannot join the group, by name.
 
-    They are compared with the members' rows in the store, since members can belong to another
-    deployment, whose settings are unknown here.
+    Their settings are compared with the members' rows in the store, since members can belong to
+    another deployment.
     """
     if declared.key != snapshot.group.key:
         return []
@@ -241,7 +240,7 @@ def refused_nodes(snapshot: Snapshot, declared: ShardStream, settings: Settings)
 
 
 def refused_members(snapshot: Snapshot) -> tuple[Refusal, ...]:
-    """Return the refusals of members whose settings conflict with the group's."""
+    """Return the refusals of members with conflicting settings."""
     live = [node.name for node in snapshot.nodes if node.member]
     balanced = snapshot.group.assignment is AssignmentMode.BALANCED
     return () if balanced else plan(snapshot, live=live).refusals
@@ -253,8 +252,8 @@ def mode_note(snapshot: Snapshot, declared: ShardStream) -> str | None:
     if declared.key != group.key or declared.assignment is group.assignment:
         return None
     return (
-        f"Group {group.key} assigns shards by {group.assignment}, but its declaration says "
-        f"{declared.assignment}, and nodes take their settings from the declaration. Change the "
+        f"Group {group.key} assigns shards by {group.assignment}, but the stream's declaration "
+        f"says {declared.assignment}, and nodes take their settings from it. Change the "
         f"declaration, or run `leasehold group update {group.key.stream} --assignment "
         f"{declared.assignment}`."
     )

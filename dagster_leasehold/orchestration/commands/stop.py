@@ -1,4 +1,4 @@
-"""`leasehold stop`: stops the processes that are recorded in a home."""
+"""`leasehold stop`: stops the processes of a home."""
 
 from __future__ import annotations
 
@@ -13,49 +13,45 @@ from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
 from dagster_leasehold.orchestration.commands.options import Home
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.supervision.leftovers import commands_at_work, end_leftovers
+from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, live_commands
 
 END_TIMEOUT_S = LEAVE_TIMEOUT_S + 60.0
 POLL_S = 0.1
 
 
 def stop(home: Home = None) -> None:
-    """Stop all processes of the home, including what a killed `leasehold dev` left running.
+    """Stop all processes of the home, including leftovers of a killed `leasehold dev`.
 
-    Runs stop at once, and the next start continues them. Agents transfer their shards first.
+    Agents first transfer their shards. Runs stop at once, and continue at their checkpoints after
+    the next start.
     """
     from dagster_leasehold.assets.spark import connect_server
 
     settings = load_settings(home=home)
-    stopped = False
-    for command in commands_at_work(settings.home):
-        say(f"Stopping process {command.pid} and all that it has started …")
+    any_stopped = False
+    for command in live_commands(settings.home):
+        say(f"Stopping process {command.pid} and its child processes …")
         sys.stdout.flush()
-        _end(command)
-        stopped = True
+        _terminate(command)
+        any_stopped = True
     for name in end_leftovers(settings.home):
-        say(f"Stopped {name}, whose command had ended.")
-        stopped = True
+        say(f"Stopped {name}, a leftover of a command that has ended.")
+        any_stopped = True
     folders = {settings.spark_folder, settings.home / "spark", *settings.home.glob("nodes/*/spark")}
     for folder in sorted(folders):
         if connect_server.stop(folder):
             say(f"Stopped Spark in {folder}.")
-            stopped = True
-    say("Nothing runs any longer." if stopped else f"Nothing runs on {settings.home}.")
+            any_stopped = True
+    say("All processes have stopped." if any_stopped else f"No processes run on {settings.home}.")
 
 
-def _end(command: ProcessIdentity) -> None:
-    """Send SIGTERM to a command, and wait until it has ended.
-
-    Raises:
-        LeaseholdError: it takes too long.
-    """
+def _terminate(command: ProcessIdentity) -> None:
     deadline = time.monotonic() + END_TIMEOUT_S
     os.kill(command.pid, signal.SIGTERM)
     while command.existence() is Existence.ALIVE:
         if time.monotonic() > deadline:
             raise LeaseholdError(
                 f"Process {command.pid} has not ended within {END_TIMEOUT_S:.0f} s: kill it, and "
-                "stop the home again."
+                "run `leasehold stop` again."
             )
         time.sleep(POLL_S)

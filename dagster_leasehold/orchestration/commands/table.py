@@ -1,4 +1,4 @@
-"""`leasehold table`: publishes waiting output, and compares the table with the ledger."""
+"""`leasehold table`: publishes committed output, and compares the table with the ledger."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
 DIFFERENCES_SHOWN_MAX = 20
 
 app = typer.Typer(
-    help="Publish all that is committed to a stream's table, and compare it with the ledger.",
+    help="Publish committed output to a stream's table, and compare the table with the ledger.",
     no_args_is_help=True,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Publish all that is committed to a stream's table, and compare it with the ledger."""
+    """Publish committed output to a stream's table, and compare the table with the ledger."""
 
 
 @app.command()
@@ -41,16 +41,16 @@ def create(
         bool,
         typer.Option(
             "--adopt",
-            help="Roll a restored ledger forward to the table, then make the table match "
-            "the ledger.",
+            help="After a restore of the lease store: first roll the ledger forward to the table.",
         ),
     ] = False,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Create the stream's table and publish all committed output; no file is rewritten.
+    """Create the stream's table if it is missing, and publish all committed output.
 
-    Also compares the table with the ledger, file by file, and exits with 1 if they differ.
+    No data file is rewritten. Also compares the table with the ledger, file by file, and exits with
+    1 if they differ.
     """
     _publish(Target.at(home, module), stream, group, adopt=adopt, as_json=as_json)
 
@@ -64,9 +64,9 @@ def move(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Point the stream's table to its output after the home was moved or copied.
+    """Correct the location of the stream's table after the home was moved or copied.
 
-    Stop the deployment first. No data file is written.
+    First stop the deployment. No data file is written.
     """
     from dagster_leasehold.assets.output.table.group_table import find_table
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
@@ -80,21 +80,21 @@ def move(
         metadata = f"{METADATA_FOLDER}/{error.at.rpartition('/')[2]}"
         if (place / metadata).content() is None:
             raise TableUnavailable(
-                f"There is no {metadata} in {place}: move the whole output to where the setting "
-                "output says, and repeat this."
+                f"There is no {metadata} in {place}: move all output to the folder of the setting "
+                "output, and repeat this command."
             ) from None
         _publish(target, stream, group, adopt=True, as_json=as_json)
         return
     if published is None:
-        raise TableUnavailable(f"Nothing of {key} is published: there is no table to move.")
+        raise TableUnavailable(f"{key} has no published output, so there is no table to move.")
     table, io = published
     if (at := table.metadata.location.rstrip("/")) != io.location:
         raise TableUnavailable(
-            f"The catalog says that the table is at {at}: remove it there without its files, and "
-            f"recreate it with `leasehold table create {stream} --adopt`."
+            f"The table's location in the catalog is {at}: remove the table from the catalog, but "
+            f"not its files, and recreate it with `leasehold table create {stream} --adopt`."
         )
-    presentation.tell(
-        {"moved": False}, f"The table of {key} is where its output is.", as_json=as_json
+    presentation.show_result(
+        {"moved": False}, f"The location of {key}'s table is already correct.", as_json=as_json
     )
 
 
@@ -111,7 +111,7 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         catalog=catalog,
         place=target.settings.output_folder(key.stream, key.group),
     )
-    lock = _lock(target, name, publisher)
+    lock = _wait_for_lock(target, name, publisher)
     try:
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
@@ -126,9 +126,9 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
     differences = comparison.differences
     examples = " ".join(differences[:DIFFERENCES_SHOWN_MAX])
     verdict = (
-        f"it differs from the ledger: {examples}" if examples else "the ledger names the same."
+        f"they differ from the ledger's: {examples}" if examples else "they equal the ledger's."
     )
-    presentation.tell(
+    presentation.show_result(
         {
             "table": [name.catalog, name.namespace, name.name],
             "batches": report.batches,
@@ -153,12 +153,7 @@ def _tell(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
-def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
-    """Take the publish lock once its holder releases it.
-
-    Raises:
-        TableUnavailable: another node held the lock at each attempt.
-    """
+def _wait_for_lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
     from dagster_leasehold.assets.output.table.publish_locks import take_lock
     from dagster_leasehold.lease_store.publication_rows import PublishLock
 
@@ -173,5 +168,5 @@ def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
             return lock
         reason = lock.explanation
     raise TableUnavailable(
-        f"{reason} Start the deployment, which publishes by itself, or repeat this."
+        f"{reason} Start the deployment, which publishes by itself, or repeat this command."
     )

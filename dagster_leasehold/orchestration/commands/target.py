@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def source_name(source: ShardSource) -> str:
-    """Return the name of a source in settings."""
+    """Return the kind of a source, as declarations name it."""
     return source.spark_options().get("source", "")
 
 
@@ -36,7 +36,6 @@ class Target:
     """The deployment that one command works on; the store is opened at first use.
 
     Attributes:
-        settings: of the deployment.
         module: the module that declares the streams; None means the module of the settings.
     """
 
@@ -45,45 +44,37 @@ class Target:
 
     @classmethod
     def at(cls, home: Path | None, module: str | None = None) -> Target:
-        """Return the deployment of a home; None means the home that the settings name.
-
-        Raises:
-            InvalidSetting: a setting is wrong, or the home is not a folder.
-        """
+        """Return the deployment of a home; None means the home of the settings."""
         settings = load_settings(home=home)
         if settings.home.exists() and not settings.home.is_dir():
-            raise errors.InvalidSetting(f"The home {settings.home} is a file: name a folder.")
+            raise errors.InvalidSetting(f"The home {settings.home} is a file: use a folder.")
         return cls(settings, module)
 
     @classmethod
     def of_group(
         cls, home: Path | None, module: str | None, stream: str | None, group: str | None
     ) -> tuple[Target, GroupKey]:
-        """Return the deployment of a home, and a stored group of a declared stream.
-
-        Raises:
-            UnknownStream, UnknownGroup: there is no such stream or group.
-        """
+        """Return the deployment of a home, and a stored group of a declared stream."""
         target = cls.at(home, module)
         return target, target.group(stream, group).key
 
     @cached_property
     def store(self) -> LeaseStore:
-        """The lease store, which must exist, since commands that only read create nothing.
+        """The existing lease store; commands that only read do not create one.
 
         Raises:
             StoreUnavailable: there is no store yet, or the database does not answer.
         """
         if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
             raise errors.StoreUnavailable(
-                f"There is no lease store in {self.settings.home}: name another folder with "
-                "--home, or create one with `leasehold load` and `leasehold group create`."
+                f"There is no lease store in {self.settings.home}: give another folder with "
+                "--home, or create a store with `leasehold load` and `leasehold group create`."
             )
         return self.new_store
 
     @cached_property
     def new_store(self) -> LeaseStore:
-        """The lease store; if it is SQLite in the home, it is created if it is missing."""
+        """The lease store; SQLite in the home is created if it is missing."""
         from dagster_leasehold.lease_store import open_store
 
         if self.settings.database_url is None:
@@ -109,22 +100,11 @@ class Target:
         return DeclaredStreams(self.settings, self.module)
 
     def declared(self, name: str | None) -> ShardStream:
-        """Return a declared stream; None means the only one.
-
-        Raises:
-            InvalidSetting: the module that declares streams cannot be used.
-            UnknownStream: no stream has this name, or `name` is None and there are several.
-        """
-        return self.streams.described(name)
+        """Return a declared stream; None means the only one."""
+        return self.streams.find(name)
 
     def with_group(self, name: str | None, group: str | None) -> ShardStream:
-        """Return a declared stream with one of its stored groups.
-
-        Raises:
-            InvalidSetting: the module that declares streams cannot be used.
-            UnknownStream: there is no such stream.
-            UnknownGroup: the stream has no such group.
-        """
+        """Return a declared stream with one of its stored groups."""
         return replace(self.declared(name), group=self.group(name, group).key.group)
 
     def local_log(self, name: str | None) -> LocalLog:
@@ -140,8 +120,8 @@ class Target:
             return declared.source
         raise errors.InvalidSetting(
             f"Stream {shown(declared.name)} reads from the source "
-            f"{shown(source_name(declared.source))}: this command works on local logs, so use the "
-            "service's own tools."
+            f"{shown(source_name(declared.source))}, but this command works only on local logs: "
+            "use the service's own tools."
         )
 
     def group(self, stream: str | None, group: str | None) -> Group:
@@ -158,22 +138,18 @@ class Target:
                 return row
         names = listed(row.key.group for row in groups)
         raise errors.UnknownGroup(
-            f"Stream {shown(declared.name)} has no consumer group {shown(name)}; "
-            f"its groups are: {names}."
+            f"Stream {shown(declared.name)} has no consumer group {shown(name)}. "
+            f"Its groups are: {names}."
         )
 
     def own_output(self, key: GroupKey) -> OutputPlace:
-        """Return a group's output folder for writing; a new folder is assigned to this store.
-
-        Raises:
-            OutputNotOwned: the folder belongs to another lease store.
-        """
+        """Return a group's output folder for writing; this store owns a new folder."""
         from dagster_leasehold.assets.output.folder_owner import owned
 
         return owned(self.store, self.settings.output_folder(key.stream, key.group))
 
     def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
-        """Return the lease rows of the given shards, or of all shards by rank.
+        """Return the lease rows of the given shards; without any, of all shards by rank.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -183,22 +159,14 @@ class Target:
         for shard in shards or ():
             if ShardId(shard) not in rows:
                 raise errors.UnknownShard(
-                    f"Group {key} has no shard {shown(shard)}; its shards are: {listed(ranked)}."
+                    f"Group {key} has no shard {shown(shard)}. Its shards are: {listed(ranked)}."
                 )
         return [rows[ShardId(shard)] for shard in (shards or ranked)]
 
     def shard(self, key: GroupKey, shard: str) -> ShardLease:
-        """Return the lease row of a shard.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-        """
+        """Return the lease row of a shard."""
         return self.leases(key, [shard])[0]
 
     def named_shard(self, key: GroupKey, shard: str | None) -> ShardId | None:
-        """Return the id of a shard that a command names; None if it names none.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-        """
+        """Return the id of an optional shard argument."""
         return None if shard is None else self.shard(key, shard).shard

@@ -1,4 +1,4 @@
-"""`leasehold top`: a group's nodes and shards on a live page in the terminal."""
+"""`leasehold top`: a live page in the terminal with a group's nodes and shards."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 REST_PER_READING = 1.0
-"""The pause after a reading, as a multiple of its duration; 1 uses at most half a core."""
+"""The shortest pause after a reading, as a multiple of its duration; 1 uses at most half a core."""
 KEY_WAIT_S = 0.2
 NODES_SHARE = 0.3
-"""The largest share of the lines that nodes take."""
+"""The largest share of the lines for nodes."""
 OBSTACLES_SHOWN = 2
-"""The number of shards whose lack of progress is explained; `leasehold status` shows all."""
+"""The most sentences about shards without progress; `leasehold status` shows all."""
 KEYS = "q quit · / filter · s sort · r reverse · t tree · ↑ ↓ PgUp PgDn Home End scroll"
 ESCAPES = {
     "[A": "up",
@@ -65,21 +65,21 @@ ORDERS = {
     "age": lambda row: -1.0 if row.lag_seconds is None else row.lag_seconds,
     "rate": lambda row: row.rate or 0.0,
 }
-"""The sort keys of the shards by the name of the order."""
+"""The sort key of shards for each order."""
 DESCENDING = frozenset({"lag", "age", "rate"})
 """The orders that start with the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The state of the page that keys change.
+    """The state of the page.
 
     Attributes:
         order: the name of the order.
         reverse: True if the order is reversed.
         tree: True if shards are shown below their parents.
-        pattern: a text that the name, state or node of each visible shard contains.
-        typing: True while keys are added to the pattern.
+        pattern: the filter; the name, state or node of each visible shard contains this text.
+        typing: True while the user types the pattern.
         offset: the number of shards above the first visible one.
         ended: True once the user has quit.
     """
@@ -130,7 +130,7 @@ class Page:
         return replace(self, pattern=self.pattern + key, offset=0) if key.isprintable() else self
 
     def visible_rows(self, rows: Sequence[ShardRow]) -> list[tuple[int, ShardRow]]:
-        """Return the shards that match the pattern, in order, each with its depth in the tree."""
+        """Return the shards that match the pattern, in order, with their depths in the tree."""
         words = self.pattern.lower()
         matching = [
             row
@@ -159,7 +159,7 @@ def top(
             "`leasehold top` needs a terminal. Use `leasehold status` to print the group once."
         )
     target, key = Target.of_group(home, module, stream, group)
-    reader = GroupReader(target.store, key, target.streams.opened(key.stream).source)
+    reader = GroupReader(target.store, key, target.streams.usable(key.stream).source)
     watch = _Watch(reader, interval)
     with watch.running():
         _show(watch)
@@ -167,7 +167,7 @@ def top(
 
 @dataclass(slots=True)
 class _Watch:
-    """Reads a group repeatedly in a thread of its own, so that readings do not delay keys."""
+    """Reads a group repeatedly in its own thread, so that keys are handled at once."""
 
     reader: GroupReader
     interval_s: float
@@ -214,7 +214,7 @@ def _show(watch: _Watch) -> None:
 def rendered(
     page: Page, view: GroupView | None, trouble: str, height: int
 ) -> tuple[Page, RenderableType]:
-    """Return the page with its offset limited to the last shards, and its visible content.
+    """Return the page with a valid offset, and its visible content.
 
     Args:
         page: the state of the page.
@@ -232,7 +232,7 @@ def rendered(
     obstacles = view.obstacles()[:OBSTACLES_SHOWN]
     alerts = [line for line in (trouble, view.death(), *obstacles, _lag_trouble(view)) if line]
     rows = page.visible_rows(view.shards)
-    # The title, the keys and the heads of both tables have a line each; an alert has up to two.
+    # The title, the keys and both table heads have a line each; an alert has up to two.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
     page = replace(page, offset=min(page.offset, max(len(rows) - fitting, 0)))
     visible_rows = rows[page.offset : page.offset + fitting]
@@ -289,7 +289,7 @@ def _table(columns: str) -> Table:
 def _nodes_table(rows: Sequence[NodeRow]) -> Table:
     from rich.text import Text
 
-    table = _table("node, state, >last beat, takes runs, >shards, release")
+    table = _table("node, state, >last heartbeat, takes runs, >shards, release")
     styles = {Liveness.ALIVE: "green", Liveness.SILENT: "bold red", Liveness.LEFT: "dim"}
     for row in rows:
         ago = "" if row.last_beat_s is None else f"{duration(row.last_beat_s)} ago"
@@ -354,7 +354,7 @@ def _keys() -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Return the keys in a terminal's input: characters, and the names of `ESCAPES`."""
+    """Split a terminal's input into keys: characters, and the names of `ESCAPES`."""
     keys: list[str] = []
     while text:
         if not text.startswith("\x1b"):

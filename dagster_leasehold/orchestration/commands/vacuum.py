@@ -1,4 +1,4 @@
-"""`leasehold vacuum`: drops expired output, and removes files that the ledger does not name."""
+"""`leasehold vacuum`: drops expired output, and removes files that are not in the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, exp
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Module, Stream
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json
+from dagster_leasehold.orchestration.presentation import counted, say, show_json
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def vacuum(
     older_than: Annotated[
         str,
         typer.Option(
-            "--older-than", help="The least age of a file to remove, such as 90m, 1h or 7d."
+            "--older-than", help="The minimum age of removed files, such as 90m, 1h or 7d."
         ),
     ] = "1h",
     dry_run: Annotated[
@@ -44,8 +44,8 @@ def vacuum(
         typer.Option(
             "--expire-days",
             metavar="DAYS",
-            help="First drop output older than this (default: the stream's "
-            "output_days; without it, nothing expires).",
+            help="First drop output older than this (default: the stream's output_days; if that is "
+            "not set, no output expires).",
         ),
     ] = None,
     group: GroupName = None,
@@ -53,9 +53,9 @@ def vacuum(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Drop expired output, and remove old files that the ledger does not name.
+    """Drop expired output, and remove old files that are not in the ledger.
 
-    Choose an age longer than any query takes. Exits with 1 if some output could not be dropped.
+    Choose an age longer than any query. Exits with 1 if some output could not be dropped.
     """
     from dagster_leasehold.assets.rewriting.vacuum import vacuum as remove_files
 
@@ -69,7 +69,7 @@ def vacuum(
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).retention.output_days if expire_days is None else expire_days
     expiry = _expire(target, key, output_age(days), dry_run=dry_run)
-    with progress("looking for unneeded files"):
+    with progress("finding unneeded files"):
         report = remove_files(
             target.store,
             key,
@@ -115,9 +115,10 @@ def _show(
         say(f"… and {len(report.removed) - SHOWN_MAX:,} more")
     action = "Would remove" if dry_run else "Removed"
     say(
-        f"{action} {len(report.removed):,} files of {key}, {report.removed_bytes:,} bytes; kept "
-        f"{report.committed:,} committed, {report.young:,} younger, {report.in_progress:,} of "
-        "attempts in progress."
+        f"{action} {counted(len(report.removed), 'file')} of {key} with "
+        f"{report.removed_bytes:,} bytes. "
+        f"Kept {report.committed:,} committed files, {report.young:,} younger files, and "
+        f"{report.in_progress:,} files of attempts in progress."
     )
     for failure in expiry.failures:
         say(failure)
@@ -126,7 +127,7 @@ def _show(
 def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
     """Drop a group's output older than `age`; a dry run only counts ledger rows.
 
-    The dry run also counts old rows whose file has newer records, which a real run would keep.
+    The dry run also counts old rows that a real run keeps because their file has newer records.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
 
@@ -159,7 +160,7 @@ def duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
     if not match:
         raise InvalidSetting(
-            f"{shown(text)} is not a duration: use a number with s, m, h or d, like 1h."
+            f"{shown(text)} is not a duration: use a number with s, m, h or d, such as 1h."
         )
     import pendulum
 

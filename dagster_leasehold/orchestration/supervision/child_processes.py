@@ -1,8 +1,7 @@
 """Child processes that end with their parent, and their restart after a crash.
 
 Each child runs in its own session and writes to a log file. A note beside the log identifies the
-process, so that other processes can end it if its parent is killed. `dev` and the other modules of
-this package use it.
+process, so that other processes can end it if its parent is killed.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from dagster_leasehold.lease_store.process_sessions import has_ended, wait_for_e
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
-from dagster_leasehold.orchestration.supervision.interrupts import held_back
+from dagster_leasehold.orchestration.supervision.interrupts import deferred_signals
 
 POLL_S = 0.05
 TAIL_BYTES = 4000
 NOTE_SUFFIX = ".process"
 CODE_UNKNOWN = 256
-"""The exit code of an adopted process, which only its parent learns; real codes are smaller."""
+"""The exit code of an adopted process: only its parent gets the real code, which is smaller."""
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""After a child has run this long, its next restart waits the shortest time again, in seconds."""
+"""A child that runs for longer, in seconds, resets the back-off of its restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildNote:
-    """The note that identifies a child process, for the case that its parent is killed.
+    """The note that identifies a child process, in case its parent is killed.
 
     Attributes:
         name: the name of the child, with an article.
         process: the child, which leads its session.
-        parent: the process that started the child and has to end it.
+        parent: the process that started the child and must end it.
         stop_timeout_s: the longest time that the child takes to stop, in seconds.
     """
 
@@ -97,13 +96,12 @@ class RestartWaits:
 
 
 class SupervisedChild:
-    """The supervision of a running child; the caller calls `look` about once a second.
+    """The supervision of a running child; the caller calls `check` about once a second.
 
     Args:
         child: the child, already started.
-        clock: monotonic seconds.
-        explained: exit codes after which the last line of the log tells a person what to do. The
-            child is then restarted after the longest wait, and the same line is reported once.
+        explained: exit codes after which the last line of the log has a remedy. The child is then
+            restarted after the longest wait, and the same line is reported once.
     """
 
     def __init__(self, child: ChildProcess, clock: Clock, explained: Collection[int] = ()) -> None:
@@ -115,8 +113,8 @@ class SupervisedChild:
         self._restart_at: float | None = None
         self._reason = ""
 
-    def look(self) -> str:
-        """Restart the child if that is due; return a message if it has died since the last call."""
+    def check(self) -> str:
+        """Restart the child if a restart is due; return a message if the child has just died."""
         now = self._clock()
         if self._restart_at is not None:
             return self._start(now) if now >= self._restart_at else ""
@@ -125,7 +123,7 @@ class SupervisedChild:
 
     def _start(self, now: float) -> str:
         try:
-            # Descendants of the dead child would disturb the new one, for example on its port.
+            # Descendants of the dead child could still have resources, such as a port.
             self.child.stop()
             self.child.__enter__()
         except OSError as error:
@@ -140,24 +138,24 @@ class SupervisedChild:
         pause_s = self._waits.next_s()
         self._restart_at, self._reason = now + pause_s, ""
         return (
-            f"{self.child.title} ended with code {code}, and is started again in {pause_s:.0f} s: "
-            f"see {self.child.log}."
+            f"{self.child.title} ended with code {code} and restarts in {pause_s:.0f} s: see "
+            f"{self.child.log}."
         )
 
     def _postpone(self, now: float, reason: str) -> str:
-        """Schedule the next start after the longest wait; return a message if it is a new one."""
+        """Schedule the next start after the longest wait; return the message if it is new."""
         self._restart_at = now + PAUSE_MAX_S
         last_reason, self._reason = self._reason, reason
         if reason == last_reason:
             return ""
-        return f"{self.child.title} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
+        return f"{self.child.title} {reason} Retrying every {PAUSE_MAX_S:.0f} s."
 
 
-class _Adopted(psutil.Process):
+class _AdoptedProcess(psutil.Process):
     """A process that is not our child, with the methods of `Popen` that are used here."""
 
     def poll(self) -> int | None:
-        """Return None while it runs, then `CODE_UNKNOWN`."""
+        """Return None while the process runs, then `CODE_UNKNOWN`."""
         return CODE_UNKNOWN if has_ended(self) else None
 
 
@@ -170,8 +168,8 @@ class ChildProcess:
         log: the file to append its output to.
         environment: its environment.
         folder: its working directory.
-        stop_timeout_s: the longest time that it takes to stop before it is killed, in seconds.
-        forked: the program, a module of Python, runs in a fork of this process if that can be.
+        stop_timeout_s: the time from SIGTERM to SIGKILL, in seconds.
+        forked: True to run the program, a Python module, in a fork of this process if possible.
     """
 
     def __init__(
@@ -192,14 +190,14 @@ class ChildProcess:
         self._environment = dict(environment)
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
-        self._process: subprocess.Popen[bytes] | _Adopted | None = None
+        self._process: subprocess.Popen[bytes] | _AdoptedProcess | None = None
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         fork = fork_of(self._command, self._environment) if self._forked else None
         try:
-            # After an interruption between start and note, no process could end the child.
-            with self.log.open("ab") as output, held_back():
+            # After an interruption between start and note, no other process could end the child.
+            with self.log.open("ab") as output, deferred_signals():
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
@@ -207,7 +205,7 @@ class ChildProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    # In its own session it does not receive our Ctrl-C; `stop` ends it in order.
+                    # In its own session, it does not receive our Ctrl-C; `stop` ends it.
                     start_new_session=True,
                     preexec_fn=fork,  # noqa: PLW1509
                 )
@@ -218,12 +216,8 @@ class ChildProcess:
         return self
 
     def adopt(self, process: ProcessIdentity) -> None:
-        """Take over a process that a killed predecessor of this one started.
-
-        Raises:
-            psutil.NoSuchProcess: the process has just ended.
-        """
-        self._process = _Adopted(process.pid)
+        """Adopt a process that a killed predecessor of this process started."""
+        self._process = _AdoptedProcess(process.pid)
         self._write_note(process)
 
     def _write_note(self, child: ProcessIdentity) -> None:
@@ -239,12 +233,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process, and of its process group and session."""
+        """The id of the process, its process group and its session."""
         assert self._process is not None
         return self._process.pid
 
-    def tell_to_end(self) -> None:
-        """Send it SIGTERM without waiting for its end; `stop` waits."""
+    def terminate(self) -> None:
+        """Send SIGTERM without waiting for the end; `stop` waits."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
@@ -253,11 +247,11 @@ class ChildProcess:
         return None if self._process is None else self._process.poll()
 
     def until(self, answers: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> str:
-        """Wait until it answers; return an empty text, or the reason why it does not answer.
+        """Wait until the child answers; return the reason if it does not, otherwise an empty text.
 
         Args:
-            answers: returns True if it answers; can block for a moment.
-            timeout_s: the longest time to wait, in seconds.
+            answers: returns True if the child answers; can block briefly.
+            timeout_s: the longest wait, in seconds.
             poll_s: the pause between two calls of `answers`, in seconds.
         """
         deadline = time.monotonic() + timeout_s
@@ -271,12 +265,12 @@ class ChildProcess:
 
     @property
     def title(self) -> str:
-        """The name as the beginning of a sentence."""
+        """The name with a capital letter."""
         return f"{self.name[0].upper()}{self.name[1:]}"
 
     @property
     def ending(self) -> str:
-        """A message about its end."""
+        """A message about the end of the child."""
         code = self.exit_code()
         code_text = "" if code == CODE_UNKNOWN else f" with code {code}"
         return f"{self.title} ended{code_text}: see {self.log}."
@@ -291,11 +285,11 @@ class ChildProcess:
         return lines[-1] if lines else ""
 
     def stop(self) -> None:
-        """Stop it and its descendants with SIGTERM, and after the timeout with SIGKILL."""
+        """Stop the child and its descendants with SIGTERM, and after the timeout with SIGKILL."""
         process = self._process
         if process is None:
             return
-        # Listed before the process ends: afterwards the system does not know their ancestor.
+        # Listed before the process ends, because the system then drops the ancestry.
         family = self._descendants(process.pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal_group(process.pid, number)
@@ -314,12 +308,12 @@ class ChildProcess:
         if process.poll() is None:
             process.wait()
         self._process = None
-        # The folder can have been deleted meanwhile.
+        # The folder can have been deleted in the meantime.
         self._note.unlink(missing_ok=True)
 
     @staticmethod
     def _descendants(pid: int) -> list[psutil.Process]:
-        """Return the descendants in the child's session, without daemons, which leave it."""
+        """Return the descendants in the child's session; daemons have left it."""
         try:
             descendants = psutil.Process(pid).children(recursive=True)
         except psutil.Error:

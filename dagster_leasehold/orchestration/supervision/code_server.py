@@ -1,7 +1,7 @@
 """The supervision of a node's code server by its agent, and the agent's note for its successor.
 
-A server that ends is restarted, and a server that no longer answers is killed. If an agent is
-killed, its successor adopts the server and the runs, so a restart of the agent interrupts no run.
+A server that ends is restarted, and a server that no longer answers is killed. The successor of a
+killed agent adopts the server and the runs, so that a restart of the agent interrupts no run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
 """A server without heartbeats for this time, in seconds, ends as soon as its runs have ended."""
 HEARTBEAT_S = 5.0
-LEFT_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
-"""The largest age of a server's last heartbeat for an agent to adopt the server, in seconds. The
-agent's first heartbeat then comes before the server's timeout."""
+ADOPTABLE_AGE_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
+"""The largest age of the last heartbeat of a server to adopt, in seconds. The agent's first
+heartbeat then comes before the server's timeout."""
 OF_ONE_START = frozenset(
     {"INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_PID", "MAINPID", "NOTIFY_SOCKET", "OLDPWD"}
     | {"PWD", "SHLVL", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC", "_"}
@@ -56,11 +56,11 @@ class AgentState:
     """The note of an agent for its successor on the same host.
 
     The successor keeps the incarnation, so that a restart of the agent moves no shard. This is safe
-    because the successor holds the folder's file lock, so the predecessor is dead. The modification
+    because the successor has the folder's file lock, so the predecessor is dead. The modification
     time of the file is the time of the code server's last heartbeat.
 
     Attributes:
-        place: the boot and PID namespace of the agent. In another one, a successor could not end
+        place: the boot and PID namespace of the agent. In another place, a successor could not end
             the predecessor's runs, which keep sending heartbeats for the incarnation.
         incarnation: the incarnation of the node.
         sessions: the leaders of its code servers' sessions.
@@ -72,7 +72,7 @@ class AgentState:
 
     @classmethod
     def read(cls, folder: Path) -> AgentState | None:
-        """Return a killed agent's note; None if it ran in another boot or PID namespace."""
+        """Return a killed agent's note; None without one, or if it is from another place."""
         try:
             fields: Any = json.loads((folder / STATE_FILE).read_text())
             sessions = tuple(filter(None, map(ProcessIdentity.parse, fields["sessions"])))
@@ -94,18 +94,18 @@ class AgentState:
             os.utime(folder / STATE_FILE)
 
     @staticmethod
-    def forget(folder: Path) -> None:
-        """Remove the note of a node that has left its groups, so that no agent adopts from it."""
+    def remove(folder: Path) -> None:
+        """Remove the note of a node that has left its groups."""
         (folder / STATE_FILE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class LeftServer:
+class AdoptableServer:
     """A code server that a killed agent left running.
 
     Attributes:
         process: the process of the server.
-        listen: the address where it listens.
+        listen: the address that it listens on.
         id: the id that it was started with.
     """
 
@@ -114,16 +114,16 @@ class LeftServer:
     id: str
 
 
-def left_server(
+def adoptable_server(
     folder: Path, module: str, host: str, environment: Mapping[str, str]
-) -> LeftServer | None:
-    """Return the code server of a killed agent, if this agent can adopt it.
+) -> AdoptableServer | None:
+    """Return the code server of a killed agent; None if this agent cannot adopt it.
 
-    It can if it would start the server with the same command and environment, and if its next
-    heartbeat still comes before the server's timeout. Otherwise the result is None.
+    This agent can adopt a server that has the same command and environment as its own, if the next
+    heartbeat comes before the server's timeout.
     """
     state = AgentState.read(folder)
-    if state is None or not state.sessions or _age_s(folder) > LEFT_MAX_S:
+    if state is None or not state.sessions or _age_s(folder) > ADOPTABLE_AGE_MAX_S:
         return None
     leader = state.sessions[-1]
     if leader.existence() is not Existence.ALIVE:
@@ -133,7 +133,7 @@ def left_server(
         command = process.cmdline()
         options = dict(pairwise(command))
         endpoint = Endpoint(host, int(options["--port"]))
-        server = LeftServer(leader, endpoint, options["--fixed-server-id"])
+        server = AdoptableServer(leader, endpoint, options["--fixed-server-id"])
         same_command = command == _command(module, server.listen, server.id)
         return server if same_command and _has_environment(process, environment) else None
     except (psutil.Error, OSError, KeyError, ValueError):
@@ -148,10 +148,7 @@ def _age_s(folder: Path) -> float:
 
 
 def _has_environment(process: psutil.Process, environment: Mapping[str, str]) -> bool:
-    """Return True if a process has this environment, except variables that change at each start.
-
-    False if the system does not show its environment.
-    """
+    """Return True if a process has this environment, except variables that change at each start."""
     try:
         actual = process.environ()
     except (psutil.Error, OSError):
@@ -167,14 +164,14 @@ def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
         *("--host", listen.host, "--port", str(listen.port)),
         *("--location-name", location_of(module)),
         *("--fixed-server-id", id_),
-        # So that the server ends soon after its agent has died.
+        # The server ends soon after its agent has died.
         *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
     ]
 
 
 @contextmanager
-def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
-    """Lock a node's folder, which one agent can use at a time.
+def node_lock(folder: Path, node: NodeName) -> Generator[None]:
+    """Lock a node's folder, so that only one agent uses it.
 
     Raises:
         NodeNameTaken: another agent uses the folder.
@@ -185,7 +182,7 @@ def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise NodeNameTaken(
-            f"Another `leasehold node` answers to node {shown(node)} in {folder}: stop it, or use "
+            f"Another `leasehold node` runs node {shown(node)} in {folder}: stop it, or use "
             "another name."
         ) from None
     try:
@@ -195,17 +192,16 @@ def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
 
 
 class CodeServer:
-    """The supervision of one code server; the agent calls `look` about once a second.
+    """The supervision of one code server; the agent calls `check` about once a second.
 
     If the server is killed, its runs continue and keep their leases. `stop` ends them.
 
     Args:
         module: the module of the definitions that it serves.
-        listen: the address where it listens.
+        listen: the address that it listens on.
         folder: the folder of its log and of the agent's note.
         environment: the environment of its process.
-        clock: monotonic seconds.
-        left: the server of a killed agent, to adopt.
+        adoptable: the server of a killed agent, to adopt.
     """
 
     def __init__(
@@ -216,7 +212,7 @@ class CodeServer:
         environment: Mapping[str, str],
         clock: Clock,
         *,
-        left: LeftServer | None = None,
+        adoptable: AdoptableServer | None = None,
     ) -> None:
         self._module = module
         self.listen = listen
@@ -233,22 +229,22 @@ class CodeServer:
         self._begin_at = clock()
         self._waits = RestartWaits()
         self.sessions: list[ProcessIdentity] = []
-        if left is not None:
-            self._adopt(left)
+        if adoptable is not None:
+            self._adopt(adoptable)
 
-    def _adopt(self, left: LeftServer) -> None:
-        process = self._child(left.id)
+    def _adopt(self, adoptable: AdoptableServer) -> None:
+        process = self._child(adoptable.id)
         with suppress(psutil.NoSuchProcess):
-            process.adopt(left.process)
-            self._process, self._id = process, left.id
+            process.adopt(adoptable.process)
+            self._process, self._id = process, adoptable.id
             self._started_at = self._answered_at = self._clock()
-            self.sessions.append(left.process)
+            self.sessions.append(adoptable.process)
 
-    def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Adopt the runs of a killed agent, but end runs with another environment.
+    def adopt_runs(self, sessions: Sequence[ProcessIdentity]) -> None:
+        """Adopt the runs of a killed agent, and end runs with another environment.
 
         Args:
-            sessions: the code servers' sessions in the killed agent's note.
+            sessions: the code servers' sessions in the agent's note.
         """
         adopted = set(self.sessions)
         for leader in sessions:
@@ -257,16 +253,16 @@ class CodeServer:
             processes = session_of(leader)
             if processes and all(_has_environment(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
-                    # A server that was not adopted must not take further runs; its runs continue.
+                    # A server that was not adopted must take no further runs. Its runs continue.
                     with suppress(psutil.Error):  # it has just ended by itself
                         psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)
             elif count := end_session(leader):
-                say(f"Ended {count} processes that an earlier agent had left running.")
+                say(f"Ended {count} processes that an earlier agent left running.")
 
     @property
     def silent_s(self) -> float:
-        """The seconds since its last answer; before the first, since its start was last due."""
+        """The seconds since its last answer; before the first answer, since its start was due."""
         return self._clock() - (self._begin_at if self._answered_at is None else self._answered_at)
 
     @property
@@ -274,8 +270,8 @@ class CodeServer:
         """The file with its output."""
         return self._folder / LOG_FILE
 
-    def look(self) -> bool:
-        """Start or kill the server if that is due; return True if it answers now."""
+    def check(self) -> bool:
+        """Start or kill the server if necessary; return True if it answers now."""
         now = self._clock()
         if self._process is None:
             if now >= self._begin_at:
@@ -286,7 +282,7 @@ class CodeServer:
             self._process = None
             self._begin_at = now + self._waits.next_s()
             return False
-        # The id tells our server from a leftover server on the same port.
+        # The id distinguishes our server from a leftover server on the same port.
         if server_id(self._reached) == self._id:
             self._answered_at = self._clock()
             if self._answered_at - self._beaten_at >= HEARTBEAT_S:
@@ -295,7 +291,7 @@ class CodeServer:
             return True
         patience_s = HUNG_S if self._answered_since_start else START_MAX_S
         if now - max(self._started_at, self._answered_at or 0.0) > patience_s:
-            say(f"The code server has not answered for {patience_s:.0f} s: it is started again.")
+            say(f"The code server has not answered for {patience_s:.0f} s: it is restarted.")
             psutil.Process(self.sessions[-1].pid).kill()
         return False
 
@@ -304,7 +300,7 @@ class CodeServer:
         return self._answered_at is not None and self._answered_at >= self._started_at
 
     def stop(self) -> None:
-        """End the server, and all runs that it or its predecessors started."""
+        """End the server, and all runs of this server and its predecessors."""
         if self._process is not None:
             self._process.stop()
             self._process = None
@@ -330,7 +326,7 @@ class CodeServer:
         try:
             code_server_client(host=self._reached.host, port=self._reached.port).heartbeat("agent")
         except Exception as error:
-            # It answered a moment ago; the next call of `look` checks it again.
+            # It has just answered; the next `check` sends another heartbeat.
             say(f"The code server did not accept a heartbeat: {type(error).__name__}.")
         else:
             AgentState.touch(self._folder)

@@ -1,7 +1,7 @@
 """The health of Dagster's daemon: its sensors tick, and committed batches reach their tables.
 
-`/healthz` fails only if a restart of the process helps. An unavailable database makes only
-`/readyz` fail: the daemon continues once the database is back. `steady_daemon` serves the pages.
+`/healthz` fails only if a restart of the process helps. If a database is unavailable, only
+`/readyz` fails, since the daemon continues once the database answers again.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from dagster_leasehold.lease_store.rules.liveness import Clock, PlannerWatch, st
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS, health_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
-from dagster_leasehold.orchestration.supervision.systemd_watchdog import told_watchdog
+from dagster_leasehold.orchestration.supervision.systemd_watchdog import watchdog_notifier
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-LOOK_S = 10.0
-TURN_MAX_S = 120.0
-"""The longest duration of one iteration of a loop, with a slow database, in seconds."""
+CHECK_S = 10.0
+ITERATION_MAX_S = 120.0
+"""The longest duration of an iteration of a loop, with a slow database, in seconds."""
 SILENT_MAX_S = 300.0
-"""The time without a heartbeat after which the daemon needs a restart: it sends one every 30 s."""
+"""The daemon needs a restart after this time without a heartbeat, in seconds.
+
+It sends a heartbeat every 30 s.
+"""
 SENSORS = "SENSOR"
 """Dagster's name of the daemon that ticks the sensors."""
-BEATS, SERVER = "looked at its own beats", "looked after its code server"
+HEARTBEAT_LOOP, SERVER_LOOP = "checked its own heartbeats", "checked its code server"
 
 
 class DaemonHealth:
-    """The health of one daemon; a thread calls `look` every `LOOK_S`.
+    """The health of one daemon; a thread calls `check` every `CHECK_S`.
 
     Args:
         beat: returns a mark that changes with each heartbeat of the sensor daemon.
-        lags: returns the unpublished batches per group of this deployment.
-        clock: monotonic seconds.
+        lags: returns the unpublished batches of each group of this deployment.
     """
 
     def __init__(
@@ -52,19 +54,19 @@ class DaemonHealth:
         clock: Clock = steady_clock,
     ) -> None:
         self._beat, self._lags, self._clock = beat, lags, clock
-        self._watch = PlannerWatch(clock, 2 * LOOK_S)
+        self._watch = PlannerWatch(clock, 2 * CHECK_S)
         self._first: str | None = None
         self._trouble = "Dagster's daemon has run no sensors yet."
-        self._turned_at: dict[str, float] = {}
+        self._iteration_at: dict[str, float] = {}
         self._waiting: dict[tuple[GroupKey, ShardId], tuple[int, float]] = {}
 
-    def turned(self, loop: str) -> None:
-        """Record that one of the two loops, `BEATS` or `SERVER`, has begun an iteration."""
-        self._turned_at[loop] = self._clock()
+    def record_iteration(self, loop: str) -> None:
+        """Record that the loop `HEARTBEAT_LOOP` or `SERVER_LOOP` has begun an iteration."""
+        self._iteration_at[loop] = self._clock()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the daemon's heartbeats and the unpublished batches."""
-        self.turned(BEATS)
+        self.record_iteration(HEARTBEAT_LOOP)
         try:
             mark = self._beat()
         except Exception as error:
@@ -74,21 +76,21 @@ class DaemonHealth:
         self._watch.see(mark)
         if self._first is None:
             self._first = mark
-        # The first mark can be from the previous daemon process.
+        # The first mark can be from an earlier daemon process.
         if mark != self._first:
             self._trouble = self._behind()
 
     def unhealthy(self) -> str:
-        """Return why the daemon needs a restart; empty if both loops run and it has heartbeats."""
-        for loop, turned_at in self._turned_at.items():
-            if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
+        """Return why the daemon needs a restart; empty if it needs none."""
+        for loop, turned_at in self._iteration_at.items():
+            if (silent_s := self._clock() - turned_at) > ITERATION_MAX_S:
                 return f"Dagster's daemon has not {loop} for {silent_s:.0f} s."
         if self._watch.silent_s > SILENT_MAX_S:
             return f"Dagster's daemon has run no sensors for {self._watch.silent_s:.0f} s."
         return ""
 
     def not_ready(self) -> str:
-        """Return the current problem, which can pass without a restart; empty if there is none."""
+        """Return the current problem, which can end without a restart; empty without one."""
         return self.unhealthy() or self._trouble
 
     def _behind(self) -> str:
@@ -106,11 +108,11 @@ class DaemonHealth:
         return ""
 
     def _late(self, lags: Mapping[GroupKey, Sequence[ShardLag]]) -> set[GroupKey]:
-        """Return the groups with a batch that this daemon has seen unpublished for `LATE_S`.
+        """Return the groups with a batch that this daemon has observed unpublished for `LATE_S`.
 
-        The times of batches are not compared, because they come from the clocks of other hosts.
-        For each shard, `_waiting` has the end (exclusive) of a range of batch numbers and the time
-        when the range was first seen. Once the whole range is published, the next range begins.
+        The times of batches are not used, because they come from the clocks of other hosts. For
+        each shard, `_waiting` has the end (exclusive) of a range of batch numbers, and the time
+        when the range was first observed. After the range is published, the next range begins.
         """
         now, last_waiting = self._clock(), self._waiting
         self._waiting = {}
@@ -124,7 +126,6 @@ class DaemonHealth:
 
 
 def _unanswered(error: Exception) -> str:
-    """Return the message for an error of the database driver of Dagster's storage."""
     return f"Dagster's storage did not answer: {type(error).__name__}."
 
 
@@ -142,7 +143,7 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
 
     @cache
     def instance() -> DagsterInstance:
-        # Opened by the first check that reaches the storage, while the code server starts.
+        # Opened by the first check, while the code server starts.
         from dagster import DagsterInstance
 
         return DagsterInstance.get()
@@ -161,13 +162,13 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
 
     health = DaemonHealth(beat, lags)
     checks = {HEALTH: health.unhealthy, READINESS: health.not_ready}
-    with health_pages(at, checks) as pages, told_watchdog(health.unhealthy):
+    with health_pages(at, checks) as pages, watchdog_notifier(health.unhealthy):
         say(f"Health of the daemon at http://{pages}{HEALTH} and {READINESS}.")
-        Thread(target=_keep_checking, args=(health,), name="looks", daemon=True).start()
+        Thread(target=_keep_checking, args=(health,), name="health-checks", daemon=True).start()
         yield health
 
 
 def _keep_checking(health: DaemonHealth) -> NoReturn:
     while True:
-        health.look()
-        time.sleep(LOOK_S)
+        health.check()
+        time.sleep(CHECK_S)

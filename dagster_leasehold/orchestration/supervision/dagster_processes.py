@@ -50,10 +50,8 @@ def daemon(
     """Return Dagster's daemon with its code server, as a child that is not started.
 
     Args:
-        settings: the settings of the deployment; the log is in their home.
-        environment: the environment of the process.
         module: the module of the definitions.
-        served_in: the folder of the code server's socket, for `webserver`. Its path must be short.
+        served_in: the folder of the code server's socket, for `webserver`; its path must be short.
     """
     folder_option = ["--folder", str(served_in)] if served_in else []
     return ChildProcess(
@@ -68,9 +66,9 @@ def daemon(
 def webserver(
     settings: Settings, environment: Mapping[str, str], port: int, served_in: Path
 ) -> ChildProcess:
-    """Return Dagster's webserver for browsers on this host, as a child that is not started.
+    """Return Dagster's webserver for this host, as a child that is not started.
 
-    `served_in` is the folder where `daemon` puts the code server's socket and workspace file.
+    `served_in` is the folder of the code server's socket and workspace file.
     """
     return ChildProcess(
         "the Dagster webserver",
@@ -85,11 +83,7 @@ def webserver(
 
 
 def wait_for_code(served_in: Path, background: ChildProcess, stop: Event) -> None:
-    """Wait until the daemon's code server listens or `stop` is set.
-
-    Raises:
-        LeaseholdError: the daemon has ended, or the timeout has passed.
-    """
+    """Wait until the daemon's code server listens or `stop` is set."""
     socket_file = served_in / SOCKET_FILE
     _wait_for(background, lambda: stop.is_set() or socket_file.exists())
 

@@ -1,8 +1,7 @@
-"""The pages `/healthz` and `/readyz`, which tell an orchestrator the state of a process.
+"""The pages `/healthz` and `/readyz`, which show an orchestrator the state of a process.
 
-They follow Kubernetes' probes: an orchestrator restarts an unhealthy process, and waits for one
-that is not ready. Each page is one line of text, with the status 200 or 503. The node agent and
-`steady_daemon` serve them.
+They are for Kubernetes' probes: an orchestrator restarts an unhealthy process, and waits for a
+process that is not ready. Each page is one line of text, with the status 200 or 503.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ REQUEST_TIMEOUT_S = 10.0
 """The time after which the connection of a silent client is closed."""
 
 Check = Callable[[], str]
-"""Returns a message about the problem, or an empty text if there is none."""
+"""Returns a message about the problem; empty without one."""
 
 
 @contextmanager
@@ -31,8 +30,7 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
     """Serve the pages within the block; yield the endpoint with its actual port.
 
     Args:
-        at: the address to listen on, where port 0 means any free port. Every client that reaches
-            it can read the pages.
+        at: the address to listen on; port 0 means any free port. The pages have no login.
         checks: the check for each path.
 
     Raises:
@@ -61,13 +59,13 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
 
         @override
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: probes come every few seconds."""
+            """Log nothing, since probes come every few seconds."""
 
     try:
         server = ThreadingHTTPServer((at.host, at.port), Pages)
     except OSError as error:
         raise InvalidSetting(
-            f"The health pages cannot be served at {at} ({error.strerror}): set another address "
+            f"The health pages cannot be served at {at} ({error.strerror}): give another address "
             "with --health."
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="health", daemon=True)

@@ -1,7 +1,4 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP: they end a block, set an event, or are deferred.
-
-The long-running commands use it, and the modules that start child processes.
-"""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: they end a block, set an event, or are deferred."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def handled_by(handler: Handler, *numbers: signal.Signals) -> Generator[None]:
 
 
 class Interruption(KeyboardInterrupt):
-    """The exception that a signal raises in the block that it ends.
+    """The exception by which a signal ends a block.
 
     Args:
         dropped: called when the last reference to the exception is gone.
@@ -48,11 +45,11 @@ class Interruption(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Generator[None]:
-    """Make SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
+    """Make SIGTERM and SIGHUP end the block like Ctrl-C, so that no child outlives it.
 
     The first signal ends the block; later signals are ignored, so that its children can end. If
-    code in the block catches the interruption, it is raised again. The same holds if Python drops
-    it, as Python does with exceptions in finalizers and in callbacks of weak references.
+    code in the block catches the interruption, it is raised again. It is also raised again if
+    Python drops it, like any exception in finalizers and in callbacks of weak references.
     """
     over = False
 
@@ -67,7 +64,7 @@ def ended_by_signals() -> Generator[None]:
         raise Interruption(raise_again)
 
     def raise_again() -> None:
-        # A timer raises it a moment later, when the finalizer or callback has returned.
+        # A timer raises it again after the finalizer or callback has returned.
         if not over:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
@@ -91,17 +88,17 @@ def ended_by_signals() -> Generator[None]:
 
 @contextmanager
 def stop_event() -> Generator[threading.Event]:
-    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; the block has to check it."""
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; the block must check it."""
     stop = threading.Event()
     with handled_by(lambda _number, _frame: stop.set(), *NUMBERS):
         yield stop
 
 
 @contextmanager
-def held_back() -> Generator[None]:
+def deferred_signals() -> Generator[None]:
     """Defer signals until the end of the block, which must be short.
 
-    Only signals with a Python handler are deferred. On another thread than the main one this does
+    Only signals with a Python handler are deferred. On a thread other than the main one, this does
     nothing, because signals interrupt only the main thread.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,8 @@
 """The processes that `leasehold` commands started on a home, and their end if a command is killed.
 
-`dev`, `stop` and `status` use it. As a program (`python -m` this module, with a home and the
-identity of the command), it is the guard of a command: it waits until its standard input closes. If
-it has not received `GOODBYE` there, the command was killed, and the guard ends its processes.
+As a program (`python -m` this module, with a home and the identity of the command), it is the guard
+of a command: it waits until its standard input closes. Without `GOODBYE` there, the command was
+killed, and the guard ends the command's processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.process_identity import Existence, ProcessIde
 from dagster_leasehold.lease_store.process_sessions import end_session, session_of
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.child_processes import NOTE_SUFFIX, ChildNote
-from dagster_leasehold.orchestration.supervision.interrupts import held_back
+from dagster_leasehold.orchestration.supervision.interrupts import deferred_signals
 
 LOCK_FILE = "running.lock"
 GOODBYE = b"goodbye"
@@ -33,17 +33,17 @@ LOG_FOLDERS = (".", "nodes/*", "nodes/*/spark", "spark")
 """The folders of a home where child processes have their logs and notes."""
 
 
-def noted_children(home: Path) -> Iterator[tuple[Path, ChildNote]]:
-    """Yield the path and content of the notes of all child processes on a home."""
+def child_notes(home: Path) -> Iterator[tuple[Path, ChildNote]]:
+    """Yield the path and content of each child process's note on a home."""
     for folder in LOG_FOLDERS:
         for path in sorted(home.glob(f"{folder}/*{NOTE_SUFFIX}")):
             if (note := ChildNote.read(path)) is not None:
                 yield path, note
 
 
-def commands_at_work(home: Path) -> set[ProcessIdentity]:
-    """Return the live commands with child processes, except agents, which are children of `dev`."""
-    notes = [note for _, note in noted_children(home)]
+def live_commands(home: Path) -> set[ProcessIdentity]:
+    """Return the live commands with child processes, except agents that `dev` started."""
+    notes = [note for _, note in child_notes(home)]
     parents = {note.parent for note in notes} - {note.process for note in notes}
     return {each for each in parents if each.existence() is Existence.ALIVE}
 
@@ -55,8 +55,8 @@ class Usage:
     Attributes:
         name: the name of the child process; its descendants are included.
         processes: the number of processes.
-        memory_bytes: the sum of their proportional set sizes, or of their resident set sizes if
-            the system does not provide the former.
+        memory_bytes: the sum of their proportional set sizes, or without these, of their resident
+            set sizes.
     """
 
     name: str
@@ -65,12 +65,12 @@ class Usage:
 
 
 def usages(home: Path) -> list[Usage]:
-    """Return the processes of a home on this host; the commands that started them come first."""
+    """Return the processes of a home on this host, commands first."""
     parts: dict[str, list[psutil.Process]] = {}
-    for command in commands_at_work(home):
+    for command in live_commands(home):
         with suppress(psutil.NoSuchProcess):
             parts.setdefault("leasehold", []).append(psutil.Process(command.pid))
-    for _, note in noted_children(home):
+    for _, note in child_notes(home):
         if session := session_of(note.process):
             parts.setdefault(note.name, []).extend(session)
     return [
@@ -83,30 +83,30 @@ def _memory_bytes(process: psutil.Process) -> int:
     try:
         memory = process.memory_full_info()
     except psutil.Error:
-        return 0  # it has just ended, or is another user's
+        return 0  # It has just ended, or belongs to another user.
     return getattr(memory, "pss", memory.rss)
 
 
 def end_leftovers(home: Path) -> list[str]:
-    """End the child processes on a home whose parents are gone; return their names."""
+    """End the child processes on a home whose parents have ended; return their names."""
     names: list[str] = []
-    for path, note in noted_children(home):
+    for path, note in child_notes(home):
         if note.parent.existence() is not Existence.GONE:
             continue
         if end_session(note.process, note.stop_timeout_s):
             names.append(note.name)
-        # Another command can have written its own note to this path meanwhile.
+        # Another command can have written its own note to this path in the meantime.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
     return names
 
 
 @contextmanager
-def running_alone(home: Path) -> Generator[None]:
-    """Lock a home, which one `leasehold dev` can use at a time.
+def home_lock(home: Path) -> Generator[None]:
+    """Lock a home, so that only one `leasehold dev` uses it.
 
-    It first ends the processes that a killed command left running. If this process is killed within
-    the block, a guard ends the processes that the block has started.
+    Before the block, it ends the processes that a killed command left running. If this process is
+    killed within the block, a guard ends the processes that the block started.
 
     Raises:
         InvalidSetting: another command uses the home, or the folder cannot be created.
@@ -117,14 +117,14 @@ def running_alone(home: Path) -> Generator[None]:
         lock.acquire()
     except Timeout:
         raise InvalidSetting(
-            f"Another `leasehold dev` is at work in {home}: stop it with "
-            "`leasehold stop`, or name another folder with --home."
+            f"Another `leasehold dev` runs in {home}: stop it with `leasehold stop`, or give "
+            "another folder with --home."
         ) from None
     except OSError as error:
         raise InvalidSetting(f"The home {home} cannot be used: {error.strerror}.") from None
     try:
         for name in end_leftovers(home):
-            say(f"Ended {name}, which an earlier command had left running.")
+            say(f"Ended {name}, which an earlier command left running.")
         with _guarded(home):
             yield
     finally:
@@ -133,9 +133,8 @@ def running_alone(home: Path) -> Generator[None]:
 
 @contextmanager
 def _guarded(home: Path) -> Generator[None]:
-    """Run the guard during the block."""
     command = ProcessIdentity.of(os.getpid())
-    with held_back():
+    with deferred_signals():
         guard = subprocess.Popen(
             [sys.executable, "-m", __name__, str(home.absolute()), str(command)],
             stdin=subprocess.PIPE,

@@ -1,9 +1,9 @@
 """The agent of a node, which the command `leasehold node` runs: one process per host.
 
 It keeps the code server running, which starts the node's runs, and keeps Spark warm for them. It
-sends the node's heartbeats and plans for the node. If the code server takes no runs, it marks the
-node as not accepting runs, so that the shards are transferred to other nodes. When it is asked to
-stop, it transfers the shards, lets the runs finish their batches, frees the remaining shards, and
+sends the node's heartbeats and plans for the node. While the code server takes no runs, the node is
+marked as not accepting runs, so that its shards are transferred to other nodes. To stop, the agent
+transfers the shards, waits until the runs finish their batches, frees the remaining shards, and
 stops its child processes last.
 """
 
@@ -39,45 +39,44 @@ from dagster_leasehold.orchestration.supervision.code_server import AgentState, 
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
-from dagster_leasehold.sensors.run_cleaning import Burial
+from dagster_leasehold.sensors.run_cleaning import DeadRunCleanup
 from dagster_leasehold.sensors.tick_mark import tick_marks
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 ENDED_S = 0.1
 """The interval of checks for ended run processes, in seconds."""
-KEEP_S = 0.5
-RUNS_LOOK_S = 5.0
-LOOKED, BEATEN, PLANNED = "looked at its code server", "tried to beat", "tried to plan"
-TURN_MAX_S = 120.0
-"""The longest duration of one iteration of the agent's loops, with a slow database, in seconds.
+LOOP_S = 0.5
+RUNS_CHECK_S = 5.0
+CHECK_LOOP, BEAT_LOOP, PLAN_LOOP = (
+    "checked its code server",
+    "tried to send a heartbeat",
+    "tried to plan",
+)
+"""The loops of the agent, as predicates of the message about a loop that hangs."""
+ITERATION_MAX_S = 120.0
+"""The longest duration of an iteration of the agent's loops, with a slow database, in seconds.
 
-Each heartbeat of one group counts as an iteration, so the limit does not depend on the number of
-groups.
+Each group counts as an iteration, so the limit does not depend on the number of groups.
 """
-HAND_OVER_FRACTION = 0.5
-"""The fraction of `leave_timeout_s` in which other nodes can take the shards by transfer."""
+TRANSFER_FRACTION = 0.5
+"""The fraction of `leave_timeout_s` for transfers to other nodes."""
 SILENT_MAX_S = 10.0
-"""The time without an answer of its code server after which a node accepts no runs, in seconds."""
+"""A node accepts no runs once its code server has not answered for this time, in seconds."""
 
 
 class NodeAgent:
-    """The agent of one node; `run` returns when the node has left its groups.
+    """The agent of one node; `run` returns after the node has left its groups.
 
     Args:
-        node: the name of the node.
         rows: the row to register in each group, without incarnation and address.
-        store: the lease store.
-        instance: the Dagster instance.
         server: the node's code server.
-        spark: keeps the node's Spark warm; None if another process does that.
+        spark: keeps the node's Spark warm; None if another process does.
         folder: the folder of the agent's state.
-        advertised: the address where Dagster's daemon reaches the code server.
-        leave_timeout_s: the longest time for the transfer of the shards and the end of the runs,
-            in seconds.
-        clock: monotonic seconds.
+        advertised: the address of the code server for Dagster's daemon.
+        leave_timeout_s: the longest time to transfer the shards and end the runs, in seconds.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class NodeAgent:
         self._accepts_runs = True
         self._planners: list[NodePlanner] = []
         self._threads = (
-            threading.Thread(target=self._keep_all, name="beats", daemon=True),
+            threading.Thread(target=self._beat_all, name="beats", daemon=True),
             threading.Thread(target=self._plan_all, name="plans", daemon=True),
         )
         self._left = threading.Event()
@@ -120,7 +119,7 @@ class NodeAgent:
         self._runs_seen_at = float("-inf")
         self._marks_seen_at = float("-inf")
         self._silent: set[GroupKey] = set()
-        self._turned_at: dict[str, float] = {}
+        self._iteration_at: dict[str, float] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, then leave.
@@ -128,30 +127,26 @@ class NodeAgent:
         Raises:
             NodeNameTaken, AssignmentConflict: the node cannot join a group.
         """
-        self._incarnation = self._succeed()
+        self._incarnation = self._take_over_predecessor()
         try:
-            while not self._stopped_before_look(stop):
-                self._look()
+            while not self._stopped_before_check(stop):
+                self._check()
                 if self._problem is not None:
                     raise self._problem
             self._leave()
         finally:
             self._stop_threads()
-            self._tolerantly(lambda: withdraw(self._instance, self._node))
+            self._attempt(lambda: withdraw(self._instance, self._node))
             self._server.stop()
             if self._spark is not None:
                 self._spark.stop()
             self._mark.unlink(missing_ok=True)
-        AgentState.forget(self._folder)
+        AgentState.remove(self._folder)
 
-    def _stopped_before_look(self, stop: threading.Event) -> bool:
-        """Wait until the next look is due, at once if a run's process has ended.
-
-        Returns:
-            True if `stop` was set meanwhile.
-        """
-        for _ in range(math.ceil(LOOK_S / ENDED_S)):
-            if stop.wait(min(LOOK_S, ENDED_S)):
+    def _stopped_before_check(self, stop: threading.Event) -> bool:
+        """Wait until the next check is due or a run's process has ended; return True if stopped."""
+        for _ in range(math.ceil(CHECK_S / ENDED_S)):
+            if stop.wait(min(CHECK_S, ENDED_S)):
                 return True
             if self._runs.ended:
                 break
@@ -168,10 +163,10 @@ class NodeAgent:
     def unhealthy(self) -> str:
         """Return why the agent needs a restart; empty if all its loops run.
 
-        A database that does not answer is not a reason.
+        A database that does not answer is no reason for a restart.
         """
-        for loop, turned_at in self._turned_at.items():
-            if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
+        for loop, turned_at in self._iteration_at.items():
+            if (silent_s := self._clock() - turned_at) > ITERATION_MAX_S:
                 return f"The agent of node {self._node} has not {loop} for {silent_s:.0f} s."
         return ""
 
@@ -181,23 +176,23 @@ class NodeAgent:
             return f"The code server of node {self._node} takes no runs."
         for member in self._members:
             if not member.trusted:
-                return f"Node {self._node} has no recent beat in group {member.key}."
+                return f"Node {self._node} has no recent heartbeat in group {member.key}."
         return ""
 
-    def _succeed(self) -> str:
+    def _take_over_predecessor(self) -> str:
         """Take over from a killed predecessor; return its incarnation, or a new one."""
         self._mark.unlink(missing_ok=True)
         predecessor = AgentState.read(self._folder)
         if predecessor is None:
             return uuid.uuid4().hex
-        self._server.succeed(predecessor.sessions)
+        self._server.adopt_runs(predecessor.sessions)
         return predecessor.incarnation
 
-    def _look(self) -> None:
-        self._turned_at[LOOKED] = self._clock()
-        healthy = self._server.look()
+    def _check(self) -> None:
+        self._iteration_at[CHECK_LOOP] = self._clock()
+        healthy = self._server.check()
         if self._spark is not None:
-            self._spark.look()
+            self._spark.check()
         if self._server.sessions != self._sessions:
             self._sessions = list(self._server.sessions)
             sessions = tuple(self._sessions)
@@ -207,24 +202,24 @@ class NodeAgent:
         self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S
         if self._clock() - self._marks_seen_at >= PLANNER_LOOK_S:
             self._marks_seen_at = self._clock()
-            self._look_for_ticks()
-        if self._runs.ended or self._clock() - self._runs_seen_at >= RUNS_LOOK_S:
+            self._check_ticks()
+        if self._runs.ended or self._clock() - self._runs_seen_at >= RUNS_CHECK_S:
             self._runs_seen_at = self._clock()
-            self._tolerantly(self._bury)
+            self._attempt(self._clean_up_runs)
 
     def _begin(self) -> None:
         """Start heartbeats and plans, and publish the code server once the node's name is free.
 
         1. The note of the last incarnation was lost, and a run of that incarnation still sends
-           heartbeats. So another live process holds the name.
+           heartbeats, so another live process has the name.
         2. If the agent published the code server now, launchers would send it runs for the old
-           incarnation. These runs would send its heartbeats as well, and it would never expire.
-        3. The agent waits instead. Once the old runs have ended, the old incarnation expires.
+           incarnation. These would also send heartbeats for it, and it would never expire.
+        3. So the agent waits. The old incarnation expires after the old runs have ended.
         """
         if not self._members:
             address = instance_address(self._instance)
             if not address:
-                return  # Dagster's sensors create it at their first tick
+                return  # Dagster's sensors create it at their first tick.
             self._members = [
                 Member(
                     self._store,
@@ -251,8 +246,8 @@ class NodeAgent:
             say(f"The code server of node {self._node} answers at {self._advertised}.")
             self._published = True
 
-    def _look_for_ticks(self) -> None:
-        """Read the tick marks of the rebalance sensors, and report sensors that have stopped."""
+    def _check_ticks(self) -> None:
+        """Read the tick marks of the rebalance sensors; print which sensors have stopped."""
         marks: dict[GroupKey, str] | None = None
         try:
             marks = tick_marks(self._instance, self._rows)
@@ -264,42 +259,40 @@ class NodeAgent:
             member.followed = bool(silent_s) and self._followed(member)
             if silent_s and member.key not in self._silent:
                 say(
-                    f"The rebalance sensor of {member.key} has not ticked for {silent_s:.0f} s:"
-                    f" until it ticks, no run is launched for node {self._node}, and its shards "
-                    "move to other nodes once no run has one open. Check that Dagster's daemon "
-                    "runs and that the sensor is switched on."
+                    f"The rebalance sensor of {member.key} has not ticked for {silent_s:.0f} s. "
+                    f"Until it ticks, no run is launched for node {self._node}, and the node's "
+                    "shards move to other nodes once no run has them open. Check that Dagster's "
+                    "daemon is running and that the sensor is switched on."
                 )
             change = self._silent.add if silent_s else self._silent.discard
             change(member.key)
 
-    def _bury(self) -> None:
-        """Fail the runs whose process is gone, and free their open shards."""
+    def _clean_up_runs(self) -> None:
         for member in self._members if self._runs.fail_dead() else ():
             steps = FailingSteps(self._clock)
-            burial = Burial(self._store, member.key, lambda: uuid.uuid4().hex, steps)
+            dead_runs = DeadRunCleanup(self._store, member.key, lambda: uuid.uuid4().hex, steps)
             snapshot = partial(self._store.snapshot, member.key)
-            freed = burial.free(self._instance, member.progress(), (), snapshot)
+            freed = dead_runs.free(self._instance, member.progress(), (), snapshot)
             for line in (*freed, *steps.notes):
                 say(f"Group {member.key}: {line}.")
 
     def _followed(self, member: Member) -> bool:
-        """Return True if runs have shards of the node open; the last answer if this is unknown."""
+        """Return True if a run has a shard of the node open; without an answer, the last result."""
         try:
             return bool(member.open_shards())
         except StoreError:
             return member.followed
 
-    # -- beats ----------------------------------------------------------------------------------
+    # -- heartbeats and plans ---------------------------------------------------------------------
 
-    def _keep_all(self) -> None:
-        """Send the heartbeats of all groups, on a thread that no other work delays."""
-        while not self._left.wait(KEEP_S):
+    def _beat_all(self) -> None:
+        while not self._left.wait(LOOP_S):
             for member in self._members:
                 if self._left.is_set():
                     return
-                # Set for each group: if the store does not answer, a round of many groups takes
-                # minutes.
-                self._turned_at[BEATEN] = self._clock()
+                # Set for each group, since a round of many groups takes minutes if the store does
+                # not answer.
+                self._iteration_at[BEAT_LOOP] = self._clock()
                 try:
                     if change := self._beat(member):
                         say(f"Node {self._node} {change}.")
@@ -313,12 +306,11 @@ class NodeAgent:
                     say(f"A heartbeat of node {self._node} failed: {type(error).__name__}: {error}")
 
     def _plan_all(self) -> None:
-        """Plan for the node in all groups, on a thread that delays no heartbeat."""
-        while not self._left.wait(KEEP_S):
+        while not self._left.wait(LOOP_S):
             for member, planner in zip(self._members, self._planners, strict=True):
                 if self._left.is_set():
                     return
-                self._turned_at[PLANNED] = self._clock()
+                self._iteration_at[PLAN_LOOP] = self._clock()
                 try:
                     report = planner.plan() if member.joined else None
                 except LeaseholdError as error:
@@ -333,8 +325,8 @@ class NodeAgent:
         # Only a published node joins, because launchers cannot find any other node.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
-    def _tolerantly(self, work: Callable[[], None]) -> None:
-        """Do work on Dagster's storage or the lease store, and only report an error."""
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do work on Dagster's storage or the lease store; print errors instead of raising them."""
         try:
             work()
         except StoreError as error:
@@ -347,63 +339,63 @@ class NodeAgent:
     def _leave(self) -> None:
         """Transfer the shards, let all runs finish their batches, and free the remaining shards.
 
-        1. Launchers no longer find the node, and its queued runs are canceled.
-        2. The node is marked as not accepting runs. While other nodes accept runs, its own runs
-           continue, and each shard has an owner until its transfer is complete.
+        1. The node's address is withdrawn from launchers, and its queued runs are canceled.
+        2. The node is marked as not accepting runs. While other nodes take its shards, its runs
+           continue, so each shard has an owner until its transfer is complete.
         3. The file `leaving` makes the remaining runs stop at their next checkpoint.
-        4. Once no run has a shard open, the remaining shards are freed in one transaction, so that
-           other nodes claim them at their next tick instead of after the timeout.
+        4. Once no run has a shard open, the remaining shards are freed in one transaction. Other
+           nodes then claim them at their next tick instead of after the timeout.
         """
         say(f"Node {self._node} is leaving: its shards go to other nodes.")
         self._accepts_runs = False
-        self._tolerantly(self._cancel_waiting)
+        self._attempt(self._cancel_queued_runs)
         deadline = self._clock() + self._leave_timeout_s
-        self._hand_over(self._clock() + self._leave_timeout_s * HAND_OVER_FRACTION)
+        self._transfer_shards(self._clock() + self._leave_timeout_s * TRANSFER_FRACTION)
         self._mark.touch()
         while self._busy() and self._clock() < deadline:
-            self._turned_at[LOOKED] = self._clock()
-            self._tolerantly(self._bury)
-            self._left.wait(KEEP_S)
+            self._iteration_at[CHECK_LOOP] = self._clock()
+            self._attempt(self._clean_up_runs)
+            self._left.wait(LOOP_S)
         self._stop_threads()
         for member in self._members:
-            # The other loops have ended, so this one stands for all of them in `unhealthy`.
-            self._turned_at = dict.fromkeys(self._turned_at, self._clock())
+            # The other loops have ended, so their iterations are recorded here.
+            self._iteration_at = dict.fromkeys(self._iteration_at, self._clock())
             try:
-                say(f"Node {self._node} {_departure(member)}.")
+                say(f"Node {self._node} {_leave_group(member)}.")
             except StoreError as error:
                 say(f"Node {self._node} could not leave group {member.key}: {error}")
 
-    def _hand_over(self, deadline: float) -> None:
-        """Wait until no other node will take a shard of this one, or until the deadline."""
-        while self._clock() < deadline and self._hands_over():
-            self._turned_at[LOOKED] = self._clock()
-            self._tolerantly(self._bury)
-            self._look_for_ticks()
-            self._left.wait(LOOK_S)
+    def _transfer_shards(self, deadline: float) -> None:
+        """Wait until no transfer to another node is pending, or until the deadline."""
+        while self._clock() < deadline and self._transfer_pending():
+            self._iteration_at[CHECK_LOOP] = self._clock()
+            self._attempt(self._clean_up_runs)
+            self._check_ticks()
+            self._left.wait(CHECK_S)
 
-    def _hands_over(self) -> bool:
+    def _transfer_pending(self) -> bool:
         try:
             return any(member.hands_over() for member in self._members)
         except StoreError as error:
             say(f"The owners of the shards of node {self._node} are unknown: {error}")
             return True
 
-    def _cancel_waiting(self) -> None:
+    def _cancel_queued_runs(self) -> None:
         withdraw(self._instance, self._node)
-        self._runs.cancel_waiting()
+        self._runs.cancel_queued()
 
     def _busy(self) -> bool:
         """Return True if a run of the node is active, or if this is unknown."""
         try:
             if any(member.open_shards() for member in self._members):
                 return True
-            return self._runs.at_work()
+            return self._runs.has_active_runs()
         except Exception:
             return True
 
 
-def _departure(member: Member) -> str:
-    """Leave a group, and return the predicate of a message about it."""
+def _leave_group(member: Member) -> str:
+    """Leave a group, and return the predicate of a message."""
     try:
         outcome = member.leave()
     except UnknownGroup:

@@ -1,7 +1,7 @@
 """The directory of nodes in Dagster's storage: each code server's address and Dagster home.
 
-Agents publish entries, and launchers look them up. An entry does not prove that the node is alive;
-only its lease does.
+Agents publish entries, and launchers read them. Only a lease, not an entry, proves that a node is
+alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host and a port, where a code server or a health page listens."""
+    """The host and port of a code server or of health pages."""
 
     host: str
     port: int
@@ -32,14 +32,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Return `host:port` as an endpoint.
-
-        Raises:
-            InvalidSetting: the text has another form.
-        """
+        """Return `host:port` as an endpoint."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
-            raise InvalidSetting(f"The address {shown(text)} is not of the form HOST:PORT.")
+            raise InvalidSetting(f"The address {shown(text)} is not valid: use HOST:PORT.")
         return cls(host, int(port))
 
 
@@ -61,7 +57,7 @@ def find(instance: DagsterInstance, node: str) -> Endpoint | None:
 
 
 def home_of(instance: DagsterInstance, node: str) -> str | None:
-    """Return the root directory of Dagster's instance on a node's host; None as in `find`."""
+    """Return the root directory of Dagster's instance on a node's host; None as with `find`."""
     published = _published(instance, node)
     return published["home"] if published else None
 

@@ -1,6 +1,6 @@
 """The run launcher of a deployment with agents, which starts each run on its node.
 
-`dagster.yaml` names it, and Dagster's daemon and webserver call it.
+Dagster's daemon and webserver use it if it is in `dagster.yaml`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dagster_leasehold.orchestration.supervision.node_directory import (
 class NodeRunLauncher(DefaultRunLauncher):
     """A launcher that starts a run on the node in its tag `leasehold/node`.
 
-    Without the tag, the run starts on the node that holds the shard of its partition. Any other
-    run, such as one for the lease asset, starts on the code server of the workspace, as with
-    Dagster's default launcher.
+    A run without the tag starts on the node that holds the shard of its partition. Any other run,
+    such as a run of the lease asset, starts on the code server of the workspace, as with Dagster's
+    default launcher.
 
     In `dagster.yaml`:
 
@@ -61,18 +61,18 @@ class NodeRunLauncher(DefaultRunLauncher):
         node = node_of_launcher(run) or self._holder(run)
         if node is not None and withdrawn(self._instance, node):
             raise DagsterLaunchFailedError(
-                f"Node {node} takes no runs: its agent has left. `leasehold node --name {node}` "
-                "starts it again."
+                f"Node {node} takes no runs, because its agent has left. Start it again with "
+                f"`leasehold node --name {node}`."
             )
         endpoint = find(self._instance, node) if node is not None else None
         if endpoint is None:
             super().launch_run(context)
             return
-        # Checked first, because a launch on a server that hangs would block the queue for a minute.
+        # Checked first, since a launch on a server that hangs would block the queue for a minute.
         if server_id(endpoint) is None:
             raise DagsterLaunchFailedError(
-                f"The code server of node {node} at {endpoint} does not answer: see the log of its "
-                "agent."
+                f"The code server of node {node} at {endpoint} does not answer: see its agent's "
+                "log."
             )
         client = code_server_client(host=endpoint.host, port=endpoint.port)
         node_instance = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
@@ -95,8 +95,8 @@ class NodeRunLauncher(DefaultRunLauncher):
         if partition is None:
             return None
         for asset in run.asset_selection or ():
-            # The asset can belong to no stream, or the store can be away; then the run starts
-            # elsewhere and reports the error itself.
+            # If the asset belongs to no stream or the store does not answer, the run starts on the
+            # workspace's server and reports the error itself.
             with suppress(LeaseholdError):
                 if holder := self._holder_of(asset.path[-1], partition):
                     return holder
@@ -119,8 +119,8 @@ class NodeRunLauncher(DefaultRunLauncher):
     def _answers(self, node: str) -> bool:
         """Return True if the code server of a node answers.
 
-        It can answer although the node is marked as not accepting runs: the agent marks it so while
-        the rebalance sensor is switched off, but people can still launch runs by hand.
+        A node that is marked as not accepting runs can have a server that answers: the agent marks
+        the node while the rebalance sensor is off, and users can still launch runs.
         """
         endpoint = find(self._instance, node)
         return endpoint is not None and server_id(endpoint) is not None
@@ -137,7 +137,7 @@ class NodeRunLauncher(DefaultRunLauncher):
 class _InstanceOfNode:
     """The instance that a launcher passes to a run on a node, with folders of the node's host.
 
-    With the daemon's folders, the run would write to paths that its host might not have.
+    The daemon's folders might not exist on that host.
     """
 
     def __init__(self, instance: DagsterInstance, home: str | None) -> None:
@@ -154,7 +154,7 @@ class _InstanceOfNode:
 def in_home(ref: Any, home: str) -> Any:
     """Return an instance's reference with artifacts and compute logs in another home.
 
-    Compute logs outside the old home keep their folder, because the user has chosen it.
+    Compute logs outside the old home keep their folder, because the user chose it.
     """
     old_home = Path(_base_dir(ref.local_artifact_storage_data))
     old_logs = Path(_base_dir(ref.compute_logs_data) or "/")
@@ -166,10 +166,7 @@ def in_home(ref: Any, home: str) -> Any:
 
 
 def _base_dir(data: Any) -> str:
-    """Return the `base_dir` of an instance's component; empty if it is absent or not a string.
-
-    It is not a string if the configuration reads it from an environment variable.
-    """
+    """Return the `base_dir` of an instance's component; empty if it is absent or a variable."""
     folder = (yaml.safe_load(data.config_yaml) or {}).get("base_dir")
     return folder if isinstance(folder, str) else ""
 

@@ -1,4 +1,4 @@
-"""The Dagster runs of one node; the node agent fails dead runs and cancels queued ones."""
+"""The Dagster runs of one node, for its agent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ class NodeRuns:
         return any(map(process_gone, self._processes))
 
     def fail_dead(self) -> list[str]:
-        """Fail the runs whose process on this host is gone; return their ids.
-
-        Other hosts cannot see these processes.
-        """
+        """Mark runs as failed if their process on this host has ended; return their ids."""
         from dagster import DagsterRunStatus
 
         failed: list[str] = []
@@ -43,14 +40,14 @@ class NodeRuns:
             process = noted_process(run)
             if process_gone(process):
                 self._instance.report_run_failed(run, PROCESS_ENDED)
-                say(f"Run {run.run_id} failed: its process is gone.")
+                say(f"Run {run.run_id} failed: its process has ended.")
                 failed.append(run.run_id)
             else:
                 self._processes.append(process)
         return failed
 
-    def cancel_waiting(self) -> None:
-        """Cancel the queued runs, because the node is leaving."""
+    def cancel_queued(self) -> None:
+        """Cancel the queued runs of a leaving node."""
         from dagster import DagsterRunStatus
 
         for run in self._with(DagsterRunStatus.QUEUED):
@@ -58,7 +55,7 @@ class NodeRuns:
                 run, message=f"Node {self._node} left before this run began."
             )
 
-    def at_work(self) -> bool:
+    def has_active_runs(self) -> bool:
         """Return True if a run of the node is starting, started or being canceled."""
         from dagster import DagsterRunStatus
 

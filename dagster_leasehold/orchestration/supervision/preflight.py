@@ -1,7 +1,4 @@
-"""Checks before a command starts processes: disk space, port, Java and import path.
-
-`dev` and `node` call them, and `doctor` and `spark check` report them.
-"""
+"""Checks before a command starts processes: disk space, port, Java and import path."""
 
 from __future__ import annotations
 
@@ -18,16 +15,18 @@ from dagster_leasehold.orchestration.settings import Settings
 
 MIB = 1024 * 1024
 HOME_BYTES = 32 * MIB
-"""The disk space for the databases, logs and output of a deployment's first minutes."""
+"""The disk space for the databases, logs and output of a new deployment."""
 WEB_PORT_DEFAULT = 3000
 PORTS_TRIED = 50
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user can write to the file system of a path, existing or not.
+    """Return the bytes that this user can write to the file system of a path.
+
+    The path need not exist.
 
     Returns:
-        None if the file system does not report its size, as some network file systems.
+        None if the file system, such as some network file systems, does not report its size.
     """
     folder = path.absolute()
     while not folder.exists() and folder != folder.parent:
@@ -44,43 +43,39 @@ def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
     """Check that the disk has enough space for a deployment.
 
     Args:
-        home: the folder of the deployment; it does not have to exist yet.
+        home: the folder of the deployment; it need not exist.
         needed_bytes: the required space, in bytes.
-
-    Raises:
-        NoSpace: the disk has less space.
     """
     free = free_bytes(home)
     if free is not None and free < needed_bytes:
         raise NoSpace(
-            f"The disk that holds the home {home} has {free // MIB} MiB left, and "
-            f"{needed_bytes // MIB} MiB are needed: make room there, or name a folder on another "
-            "disk with --home."
+            f"The disk of the home {home} has {free // MIB} MiB left, but {needed_bytes // MIB} "
+            "MiB are needed: free some space, or give a folder on another disk with --home."
         )
 
 
 @contextmanager
-def held_port(
+def reserved_port(
     requested_port: int | None,
     first: int = WEB_PORT_DEFAULT,
     host: str = "127.0.0.1",
     *,
     served: bool = False,
 ) -> Generator[int]:
-    """Reserve the requested port of this host, or the first free one, for a server to start.
+    """Reserve a port of this host for a server to start.
 
     A server binds its port seconds after the port was chosen, and another command could choose the
-    same port in between. So this process binds the UDP port with the same number, which no server
-    of ours uses, as a lock. The system releases it even if this process is killed.
+    same port in between. So this process binds the UDP port of the same number as a lock, which no
+    server of ours uses. The system releases it even if this process is killed.
 
     Args:
-        requested_port: the port; None for the first free one.
-        first: the port to try first.
+        requested_port: the port; None for the first free port.
+        first: the first port to try.
         host: the address to listen on.
         served: True if a server of ours already listens on the port.
 
     Raises:
-        InvalidSetting: the requested port, or each of the tried ports, is in use.
+        InvalidSetting: the requested port, or each of `PORTS_TRIED` ports, is in use.
     """
     for port in range(first, first + PORTS_TRIED) if requested_port is None else (requested_port,):
         with (
@@ -98,14 +93,12 @@ def held_port(
             yield port
             return
     raise InvalidSetting(
-        f"Port {requested_port or first} of {host} is in use: name another one with --port."
+        f"Port {requested_port or first} of {host} is in use: give another port with --port."
     )
 
 
 def check_folder(folder: Path | None = None) -> None:
-    """Check that the working folder does not hide our package from the processes to start.
-
-    Python searches its working folder before the installed packages.
+    """Check that the working folder, which Python searches first, does not hide our package.
 
     Raises:
         InvalidSetting: the folder contains another package with our name.
@@ -116,8 +109,8 @@ def check_folder(folder: Path | None = None) -> None:
     for path in (here / name / "__init__.py", here / f"{name}.py"):
         if path.exists() and not path.resolve().is_relative_to(ours):
             raise InvalidSetting(
-                f"The folder {here} has a Python package {name!r} of its own, which hides "
-                "Leasehold's: start the command in another folder, with --home for the home."
+                f"The folder {here} contains another Python package {name!r}, which hides "
+                "Leasehold's: run the command in another folder, and give the home with --home."
             )
 
 
@@ -135,10 +128,9 @@ def check_spark(settings: Settings) -> None:
     if is_remote(settings.spark.engine):
         return
     java_home(settings.spark_folder / "java")
-    # Spark's start script needs bash. Without bash, the server would end at each start, and its log
-    # would not show the reason.
+    # Without bash, the server would end at each start, and its log would not show the reason.
     if shutil.which("bash", path=os.environ.get("PATH", "")) is None:
         raise SparkUnavailable(
-            "Spark is started by a script of bash, and no bash is on the PATH: install it, or "
-            "have PATH name its folder."
+            "Spark's start script needs bash, which is not on the PATH: install it, or add its "
+            "folder to the PATH."
         )

@@ -1,6 +1,6 @@
-"""A run coordinator whose sensor runs bypass the queue while no run waits and no limit is near.
+"""A run coordinator whose sensor runs bypass the queue if no run is queued and no limit is near.
 
-`dagster.yaml` names it, and Dagster calls it for each submitted run.
+Dagster uses it if it is in `dagster.yaml`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ AHEAD = [
     DagsterRunStatus.CANCELING,
 ]
 LAUNCH_S = 1.0
-"""The longest time that a sensor waits for a launch, in seconds."""
+"""The longest wait of a sensor for a launch, in seconds."""
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
     """A run queue that a sensor's run bypasses if no run is queued and no limit would be reached.
 
-    It replaces `QueuedRunCoordinator` in `dagster.yaml`, with the same configuration. All other
-    runs are queued.
+    It has the configuration of `QueuedRunCoordinator`, which it replaces. All other runs are
+    queued.
     """
 
     def __init__(self, *args: Any, **config: Any) -> None:
@@ -36,16 +36,16 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         self._launching = threading.Lock()
 
     def submit_run(self, context: SubmitRunContext) -> DagsterRun:
-        """Launch a run, or queue it.
+        """Launch or queue a run.
 
         1. A node's code server hangs, and a launch waits for it for a minute.
-        2. The sensor waits for about a second only. If it waited longer, its next tick would be
-           late, and all nodes would release their shards.
-        3. Meanwhile, runs of other nodes are queued, and the queue launches them on its threads.
+        2. The sensor waits only for about a second. Otherwise its next tick would be late, and all
+           nodes would release their shards.
+        3. Runs of other nodes are queued in the meantime, and the queue launches them on threads.
         """
         run = context.dagster_run
-        # One launch at a time: two launches that count the active runs at the same time could
-        # exceed a limit.
+        # One launch at a time: two launches that count active runs at the same time could exceed a
+        # limit.
         if not _of_sensor(run) or not self._launching.acquire(blocking=False):
             return super().submit_run(context)
         with ExitStack() as stack:
@@ -58,13 +58,13 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         while True:
             launch.join(LAUNCH_S)
             run = self._instance.get_run_by_id(run.run_id) or run
-            # Wait until the run has started or the launch has ended: a run that stays NOT_STARTED
-            # would count as active forever.
+            # Waits until the run has started or the launch has ended, because a run that stays
+            # NOT_STARTED would count as active forever.
             if run.status is not DagsterRunStatus.NOT_STARTED or not launch.is_alive():
                 return run
 
     def _launch(self, run: DagsterRun, context: SubmitRunContext) -> None:
-        # Dagster fails a run that cannot be launched, and stores the reason.
+        # If the launch fails, Dagster marks the run as failed and stores the reason.
         with suppress(Exception):
             self._instance.launch_run(run.run_id, context.workspace)
         self._launching.release()
@@ -85,7 +85,7 @@ class PromptRunCoordinator(QueuedRunCoordinator):
 
 
 def _of_sensor(run: DagsterRun) -> bool:
-    """Return True for a new run that a sensor requested for a node and that uses no pool."""
+    """Return True for a new run that a sensor requested for a node, without pools."""
     pools = run.run_op_concurrency
     return (
         run.status is DagsterRunStatus.NOT_STARTED
@@ -97,7 +97,7 @@ def _of_sensor(run: DagsterRun) -> bool:
 def near_limits(
     run: DagsterRun, ahead: Sequence[DagsterRun], limits: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Return True if this run, with the runs ahead of it, would reach a tag concurrency limit."""
+    """Return True if this run and the runs ahead of it would reach a tag concurrency limit."""
     for limit in limits:
         key, limited_value = limit["key"], limit.get("value")
         value = run.tags.get(key)

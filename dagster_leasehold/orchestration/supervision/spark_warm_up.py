@@ -1,7 +1,7 @@
-"""The start of the embedded Spark server in the background, so that the first run does not wait.
+"""Starts the embedded Spark server in the background, so that the first run does not wait.
 
-The node agent and `dev` use `SparkKeeper`. As a program (`python -m` this module, with a folder and
-the user's Spark configuration as JSON), it starts the server of that folder and runs a small job.
+As a program (`python -m` this module, with a folder and the user's Spark configuration as JSON), it
+starts the server of that folder and runs a small job.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ WAIT_MAX_S = 60.0
 
 
 class SparkKeeper:
-    """The start of a folder's embedded Spark server before the first run.
+    """Starts the embedded Spark server of a folder before the first run.
 
-    It starts the server once; if the server ends later, the next run starts it under the same lock.
-    If the settings name another Spark, it does nothing.
+    It starts the server once. If the server ends later, the next run starts it under the same lock.
+    With another Spark in the settings, it does nothing.
     """
 
     def __init__(self, settings: Settings, environment: Mapping[str, str], clock: Clock) -> None:
@@ -50,8 +50,8 @@ class SparkKeeper:
         if self._active:
             note_keeper(self._folder)
 
-    def look(self) -> None:
-        """Start the server, and retry a failed start; the caller calls it about once a second."""
+    def check(self) -> None:
+        """Start the server, or retry a failed start; to be called about once a second."""
         if not self._active or self._warm:
             return
         now = self._clock()
@@ -97,8 +97,8 @@ def _start_in(
 ) -> ChildProcess:
     """Return the process that starts the server of a folder.
 
-    A Spark client in the current process would outlive the server: when the process ends, the
-    client would try to reach the server for minutes.
+    A Spark client in this process would outlive the server, and try to reach it for minutes when
+    the process ends.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return ChildProcess(
@@ -112,9 +112,9 @@ def _start_in(
 def run_first_job(address: str, folder: Path) -> int:
     """Consume one record in the Spark session that all runs share, and delete the output.
 
-    It runs the same job as a run without a transform, because each part of that job is slow the
-    first time: planning in Python, forking workers, importing the modules that read and write. It
-    does not warm up the additional parts that a transform of DataFrames needs.
+    It is the same job as in a run without a transform, because each part of that job is slow the
+    first time: planning in Python, forking workers, importing the modules that read and write. The
+    additional parts of transforms with DataFrames are not warmed up.
 
     Returns:
         The number of records that were written, which is 1.
@@ -148,7 +148,7 @@ def run_first_job(address: str, folder: Path) -> int:
 
 
 def warm_up(folder: Path, conf: Mapping[str, str]) -> None:
-    """Start the server of a folder, if none runs, and run a first job on it.
+    """Start the server of a folder if none is running, and run a first job on it.
 
     Raises:
         SparkUnavailable: the server does not start.
@@ -157,7 +157,7 @@ def warm_up(folder: Path, conf: Mapping[str, str]) -> None:
     from dagster_leasehold.assets.spark.spark_session import connect_address
 
     address = connect_address(folder, conf)
-    # Only the start has to succeed: if the job fails, the first run reports the reason better.
+    # Only the start must succeed: if the job fails, the first run has a better error message.
     with suppress(Exception):
         run_first_job(address, folder)
 

@@ -2,14 +2,14 @@
 
 If Dagster's daemon loads a module itself, it replaces its code server every minute, which takes two
 seconds of CPU time even without records. As a program (`python -m` this module, with the module of
-the definitions), this module starts the server at a socket that only its user can reach, keeps it
-running, and then becomes the daemon. With `--folder DIR`, it puts the socket and the workspace file
-there, so that a webserver can use the same server. With `--health HOST:PORT`, it serves health
-pages.
+the definitions), this module starts the server at a socket that only its user can reach, keeps the
+server running, and becomes the daemon. With `--folder DIR`, the socket and the workspace file are
+in that folder, so that a webserver can use the same server. With `--health HOST:PORT`, it serves
+health pages.
 
-Dagster schedules by the wall clock. If the clock is set back by an hour, its daemon ticks no sensor
-and starts no run for an hour. So this module then restarts the daemon within the process, after it
-has deleted the times of last ticks that are in the future.
+Dagster schedules by the wall clock. If the clock is set back by an hour, Dagster's daemon ticks no
+sensor and starts no run for an hour. So this module then deletes the times of last ticks that are
+in the future, and restarts the daemon within the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import load_settings, location_of
 from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
-from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
+from dagster_leasehold.orchestration.supervision.daemon_health import SERVER_LOOP, daemon_pages
 from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
@@ -43,18 +43,19 @@ HEARTBEAT_TIMEOUT_S = 20
 """A server without heartbeats for this time, in seconds, ends as soon as its runs have ended."""
 START_MAX_S = 120.0
 HUNG_S = 120.0
-"""A server is killed after this time without an answer, in seconds; no start takes longer."""
+"""A server is killed after this time without an answer, in seconds. No start takes longer."""
 POLL_S = 0.1
 STEP_S = 1.0
-"""The smallest backward step of the clock to react to, in seconds. Smaller differences come from
-gradual corrections, as NTP makes them."""
+"""The smallest backward step of the clock that counts, in seconds. NTP's gradual corrections are
+smaller."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
 
 
 def _server_program() -> str:
-    """Return the program of the code server: the forking server, or Dagster's own with agents.
+    """Return the program of the code server.
 
-    With agents, runs start on their servers, and the forking process would waste 100 MB here.
+    With agents, it is Dagster's own: runs start on the agents' servers, and a forking process would
+    waste 100 MB here.
     """
     with suppress(LeaseholdError):
         if load_settings().agents:
@@ -63,7 +64,7 @@ def _server_program() -> str:
 
 
 class SteadyServer:
-    """A code server at a Unix socket, which is restarted when it ends.
+    """A code server at a Unix socket, restarted after it ends.
 
     Args:
         module: the module of the definitions that it loads.
@@ -104,7 +105,7 @@ class SteadyServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until the server answers, has ended, or the timeout has passed.
+        """Wait until the server answers or has ended, at most `START_MAX_S`.
 
         The daemon reports a server that does not answer.
         """
@@ -113,7 +114,7 @@ class SteadyServer:
                 return
             time.sleep(POLL_S)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Send a heartbeat; restart a server that has ended, and kill a server that hangs."""
         now = steady_clock()
         if self._begin_at is not None:
@@ -125,17 +126,17 @@ class SteadyServer:
             self._waits.settle(now - self._started_at)
             wait_s = self._waits.next_s()
             self._begin_at = now + wait_s
-            say(f"The code server ended with code {code}: it is started again in {wait_s:.0f} s.")
+            say(f"The code server ended with code {code} and restarts in {wait_s:.0f} s.")
         elif not self._beat() and steady_clock() - self._answered_at > HUNG_S:
-            say(f"The code server has not answered for {HUNG_S:.0f} s: it is started again.")
+            say(f"The code server has not answered for {HUNG_S:.0f} s: it is restarted.")
             self._process.kill()
 
     def end(self) -> None:
-        """Send SIGTERM to the server, which ends once its runs have ended."""
+        """Send SIGTERM to the server, which ends after its runs."""
         self._process.terminate()
 
     def _beat(self) -> bool:
-        """Send the server a heartbeat of its daemon; return False if it does not answer."""
+        """Send a heartbeat to the server; return False if the server does not answer."""
         from dagster_leasehold.assets.dagster_internals import code_server_client
 
         try:
@@ -148,11 +149,10 @@ class SteadyServer:
 
 
 class ClockWatch:
-    """A detector of backward steps of the wall clock, by comparison with a monotonic clock.
+    """Detects backward steps of the wall clock, by comparison with a monotonic clock.
 
     Args:
         wall: the wall clock, in seconds.
-        steady: the monotonic clock, in seconds.
     """
 
     def __init__(self, wall: Clock, steady: Clock) -> None:
@@ -166,27 +166,29 @@ class ClockWatch:
         return back_s if back_s > STEP_S else 0.0
 
 
-def _keep(server: SteadyServer, turned: Callable[[str], object], set_back: Event) -> NoReturn:
-    """Keep the server running, and restart the daemon if the clock is set back, on a thread."""
+def _supervise(
+    server: SteadyServer, record_iteration: Callable[[str], object], set_back: Event
+) -> NoReturn:
+    """Keep the server running, and restart the daemon after a backward step of the clock."""
     watch = ClockWatch(time.time, steady_clock)
     while True:
-        turned(SERVER)
+        record_iteration(SERVER_LOOP)
         time.sleep(HEARTBEAT_S)
-        server.look()
+        server.check()
         if back_s := watch.set_back_s():
             say(f"The clock was set back by {back_s:.0f} s: the daemon is restarted.")
             set_back.set()
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
+def run_daemon(daemon: Callable[[], None], set_back: Event) -> None:
     """Run Dagster's daemon, and run it again whenever the clock was set back."""
     from dagster import DagsterInstance
 
     while True:
         set_back.clear()
         with DagsterInstance.get() as instance:
-            forget_later_ticks(instance, time.time())
+            delete_future_ticks(instance, time.time())
         try:
             daemon()
         except (SystemExit, KeyboardInterrupt):
@@ -196,10 +198,10 @@ def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
             return
 
 
-def forget_later_ticks(instance: Any, now_s: float) -> None:
-    """Delete last ticks of sensors that are in the future, because the clock was set back.
+def delete_future_ticks(instance: Any, now_s: float) -> None:
+    """Delete the last ticks of sensors that are in the future after the clock was set back.
 
-    Dagster's daemon would tick such a sensor only after the clock has passed that time.
+    Otherwise, Dagster's daemon would tick such a sensor only after that time.
     """
     from dagster_leasehold.assets.dagster_internals import has_ticked_later, without_ticks
 
@@ -225,20 +227,20 @@ def arguments() -> ArgumentParser:
 def main() -> None:
     """Start the server, and run the daemon until a signal ends it."""
     options = arguments().parse_args()
-    # The daemon handles these signals once it runs. Until then SIGTERM also has to end the block,
-    # so that its temporary folder is removed.
+    # The daemon handles these signals later. Until then, SIGTERM must also end the block, so that
+    # the temporary folder is removed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="leasehold-")
         folder = Path(options.folder or stack.enter_context(temporary))
-        turned: Callable[[str], object] = lambda _: None  # noqa: E731
+        record_iteration: Callable[[str], object] = lambda _: None  # noqa: E731
         if options.health:
             try:
                 health = stack.enter_context(daemon_pages(Endpoint.parse(options.health)))
             except LeaseholdError as error:
                 sys.exit(str(error))
-            turned = health.turned
+            record_iteration = health.record_iteration
         server = SteadyServer(options.module, folder)
         stack.callback(server.end)
         workspace = folder / WORKSPACE_FILE
@@ -249,8 +251,10 @@ def main() -> None:
         daemon = daemon_of(str(workspace))
         server.wait_until_ready()
         set_back = Event()
-        threading.Thread(target=_keep, args=(server, turned, set_back), daemon=True).start()
-        run_anew(daemon, set_back)
+        threading.Thread(
+            target=_supervise, args=(server, record_iteration, set_back), daemon=True
+        ).start()
+        run_daemon(daemon, set_back)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Notifications to systemd's watchdog, which restarts a service that stops sending them.
 
 A unit enables the watchdog with `WatchdogSec=`, and systemd passes its socket and its timeout in
-the environment. Without systemd, nothing is sent. The node agent and `steady_daemon` send them.
+the environment. Without systemd, nothing is sent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from threading import Event, Thread
 from dagster_leasehold.orchestration.supervision.health_pages import Check
 
 MESSAGES_PER_LIMIT = 3
-"""The number of messages per timeout; one delayed message must not make systemd restart us."""
+"""The number of messages per timeout, so that one delayed message causes no restart."""
 
 
 @contextmanager
-def told_watchdog(unhealthy: Check, environment: Mapping[str, str] = os.environ) -> Generator[None]:
+def watchdog_notifier(
+    unhealthy: Check, environment: Mapping[str, str] = os.environ
+) -> Generator[None]:
     """Notify systemd's watchdog within the block, while this process is healthy.
 
     Args:
-        unhealthy: the check behind `/healthz`.
-        environment: has the watchdog's socket, its timeout in microseconds, and the id of the
-            process that should notify it.
+        unhealthy: the check of `/healthz`.
+        environment: the variables, with the watchdog's socket, its timeout in microseconds, and the
+            id of the process that must notify it.
     """
     path, limit = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
     if not path or not limit or environment.get("WATCHDOG_PID", "") not in ("", str(os.getpid())):

@@ -93,6 +93,6 @@ def test_the_steps_of_the_page_resize_a_modulo_group_and_change_its_mode(
     for command in (status, plan):
         assert "refused" not in printed(command)
 
-    assert "but its declaration says modulo" in printed(update)
-    assert "but its declaration says modulo" in printed(status)
+    assert "but the stream's declaration says modulo" in printed(update)
+    assert "but the stream's declaration says modulo" in printed(status)
     assert verify(deployment.store, KEY) == []

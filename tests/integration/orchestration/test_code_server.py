@@ -19,19 +19,19 @@ from dagster_leasehold.orchestration.instance import create_instance
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision import code_server
 from dagster_leasehold.orchestration.supervision.code_server import (
-    LEFT_MAX_S,
+    ADOPTABLE_AGE_MAX_S,
     STATE_FILE,
+    AdoptableServer,
     AgentState,
     CodeServer,
-    LeftServer,
-    left_server,
+    adoptable_server,
 )
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     DEFINITIONS_MODULE,
     child_environment,
 )
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
-from dagster_leasehold.orchestration.supervision.preflight import held_port
+from dagster_leasehold.orchestration.supervision.preflight import reserved_port
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.declared import declare
 from tests.ports import free_port
@@ -77,11 +77,11 @@ def test_a_code_server_is_restarted_after_it_dies_and_killed_if_it_hangs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    until(server.look)
+    until(server.check)
     first = server.sessions[-1].pid
     os.kill(first, signal.SIGKILL)
-    until(lambda: not server.look())
-    until(server.look)
+    until(lambda: not server.check())
+    until(server.check)
     second = server.sessions[-1].pid
     assert second != first
     assert "The code server ended with code -9" in capsys.readouterr().out
@@ -89,10 +89,10 @@ def test_a_code_server_is_restarted_after_it_dies_and_killed_if_it_hangs(
     monkeypatch.setattr(code_server, "HUNG_S", 2.0)
     for process in [psutil.Process(second), *psutil.Process(second).children(recursive=True)]:
         process.suspend()
-    until(lambda: server.silent_s > 2.0 and not server.look())
-    until(server.look)
+    until(lambda: server.silent_s > 2.0 and not server.check())
+    until(server.check)
     assert server.sessions[-1].pid not in (first, second)
-    assert "it is started again" in capsys.readouterr().out
+    assert "it is restarted" in capsys.readouterr().out
 
     server.stop()
     assert_nothing_runs(home)
@@ -102,15 +102,17 @@ class Left:
     """A server at work, noted as the death of its agent leaves it."""
 
     def __init__(self, server: CodeServer, home: Path) -> None:
-        until(server.look)
+        until(server.check)
         self.environment = environment_of(home)
         self.folder = Settings(home=home).node_folder("a")
         [self.process] = server.sessions
         AgentState(current_place(), "first", (self.process,)).write(self.folder)
 
-    def server_for(self, module: str = DEFINITIONS_MODULE, **variables: str) -> LeftServer | None:
+    def server_for(
+        self, module: str = DEFINITIONS_MODULE, **variables: str
+    ) -> AdoptableServer | None:
         """Return the code server that an agent with this module and these variables starts."""
-        return left_server(self.folder, module, "127.0.0.1", self.environment | variables)
+        return adoptable_server(self.folder, module, "127.0.0.1", self.environment | variables)
 
     def successor(self, listen: Endpoint, **how: Any) -> CodeServer:
         environment = how.pop("environment", self.environment)
@@ -126,13 +128,13 @@ def test_the_successor_of_a_killed_agent_adopts_its_server(
     candidate = left.server_for(INVOCATION_ID="another start's")
     assert candidate is not None
     assert (candidate.process, candidate.listen) == (process, server.listen)
-    with held_port(candidate.listen.port, served=True) as port:
+    with reserved_port(candidate.listen.port, served=True) as port:
         assert port == candidate.listen.port
     os.utime(note, (0, 0))
-    successor = left.successor(candidate.listen, left=candidate)
-    successor.succeed([process])
+    successor = left.successor(candidate.listen, adoptable=candidate)
+    successor.adopt_runs([process])
     try:
-        assert successor.look(), "it answers, and was not started"
+        assert successor.check(), "it answers, and was not started"
         assert time.time() - note.stat().st_mtime < START_S, "it got a heartbeat"
         assert successor.sessions == [process]
         os.kill(process.pid, signal.SIGKILL)
@@ -140,12 +142,12 @@ def test_the_successor_of_a_killed_agent_adopts_its_server(
 
         def ended() -> bool:
             # A killed process can be alive for a moment after its last answer.
-            answers = successor.look()
+            answers = successor.check()
             printed.append(capsys.readouterr().out)
             return not answers and "The code server ended: see" in "".join(printed)
 
         until(ended)
-        until(successor.look)
+        until(successor.check)
         assert successor.sessions[-1] != process
     finally:
         successor.stop()
@@ -160,27 +162,27 @@ def test_a_server_that_is_too_old_or_has_other_settings_is_not_adopted(
     process, other = left.process, {"LEASEHOLD_OUTPUT": "s3://elsewhere"}
     assert left.server_for(**other) is None
     assert left.server_for("another.module") is None
-    at = time.time() - LEFT_MAX_S - 1
+    at = time.time() - ADOPTABLE_AGE_MAX_S - 1
     os.utime(left.folder / STATE_FILE, (at, at))
     assert left.server_for() is None
     listen = Endpoint("127.0.0.1", free_port())
     like = left.successor(listen)
-    like.succeed([process])
+    like.adopt_runs([process])
     assert like.sessions == [process], "its runs continue, if there are any"
     until(lambda: process.existence() is Existence.GONE)  # a killed process takes a moment to end
     assert not capsys.readouterr().out
-    until(lambda: not server.look())
-    until(server.look)
+    until(lambda: not server.check())
+    until(server.check)
     process = server.sessions[-1]
     unlike = left.successor(listen, environment=left.environment | other)
-    unlike.succeed([process])
+    unlike.adopt_runs([process])
     assert unlike.sessions == []
     assert process.existence() is Existence.GONE
     assert "Ended 3 processes" in capsys.readouterr().out
 
 
 def test_another_server_on_the_port_is_not_adopted(server: CodeServer, home: Path) -> None:
-    until(server.look)
+    until(server.check)
     listening = server.listen
     other = CodeServer(
         DEFINITIONS_MODULE, listening, home / "other", dict(os.environ), steady_clock
@@ -188,7 +190,7 @@ def test_another_server_on_the_port_is_not_adopted(server: CodeServer, home: Pat
     assert server_id(listening) is not None
     try:
         for _ in range(5):
-            assert not other.look()
+            assert not other.check()
             time.sleep(0.2)
     finally:
         other.stop()

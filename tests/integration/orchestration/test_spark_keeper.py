@@ -55,7 +55,7 @@ def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folde
     """The process of the node's server, once it is ready."""
 
     def right() -> ConnectServer | None:
-        keeper.look()
+        keeper.check()
         server = running(folder)
         return server if server is not None and is_right(server) else None
 
@@ -84,7 +84,7 @@ def test_runs_use_the_server_of_the_node_and_start_another_after_it_dies(
     assert used.pid == first, "the run started none"
 
     os.killpg(first, signal.SIGKILL)
-    keeper.look()
+    keeper.check()
     assert run(FIRST_JOB, folder) == 0
     assert served(keeper, lambda _: True, folder) != first
     keeper.stop()

@@ -81,7 +81,7 @@ def test_consumption_continues_where_a_kafka_group_stopped(
     deployment.broker.joined.clear()
     printed = output_of(capsys, *FROM_OLD, "--from", "kafka-group")
     assert_printed(IMPORT[:2], printed)
-    assert "Shards without a checkpoint there: 1." in printed
+    assert f"Shards without a checkpoint in '{OLD}': 1." in printed
     assert deployment.checkpoints() == {"0": "7", "1": None}
     deployment.consume("run-1")
     assert_each_once(old, committed(capsys, TOPIC), deployment.log)
@@ -151,7 +151,7 @@ def test_offsets_outside_the_log_are_refused_or_become_gaps(
     assert "add --gaps" in output_of(capsys, *FROM_OLD, code=2)
     assert deployment.checkpoints() == {"0": None, "1": None}
     printed = output_of(capsys, *FROM_OLD, "--gaps")
-    assert "Shards whose first unread records are gone: 0." in printed
+    assert "Shards whose first unread records were removed: 0." in printed
     deployment.consume("run-1")
     (gap,) = json.loads(output_of(capsys, "gap", "list", "--json"))
     assert (gap["shard"], gap["start"]) == ("0", "5")
@@ -166,7 +166,7 @@ def test_an_unknown_group_or_topic_is_one_sentence(
     assert f"its groups are: {OLD}." in unknown
     deployment.broker.committed = {(OLD, "visits", 0): 3}
     assert "has offsets in: visits." in output_of(capsys, *FROM_OLD, code=2)
-    assert "belong to streams of kinesis" in output_of(capsys, *IMPORT, "--from", "kcl", code=2)
+    assert "only for streams of: kinesis" in output_of(capsys, *IMPORT, "--from", "kcl", code=2)
 
 
 @pytest.fixture(params=["disk", pytest.param("store", marks=pytest.mark.long)])

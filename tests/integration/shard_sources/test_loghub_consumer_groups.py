@@ -154,7 +154,7 @@ def test_a_checkpoint_within_a_group_is_exported_only_on_request(
     assert "--repeat" in refused
     assert deployment.sdk.list_consumer_group(PROJECT, LOGSTORE).get_count() == 0
     out = output_of(capsys, "checkpoint", "export", LOGSTORE, "--repeat")
-    assert "Shards that begin their LogGroup again: 0." in out
+    assert "Shards that start again at the begin of a LogGroup: 0." in out
     begun = GroupCursor.parse(shard, begin).service
     assert deployment.service_checkpoints("default")[0] == begun
 
@@ -223,7 +223,7 @@ def test_errors_of_the_service_and_of_the_user_are_one_sentence(
     assert f"its groups are: {OLD}" in unknown
     declare(load_settings().home, LOGSTORE)
     refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
-    assert "belong to streams of kafka, kinesis, loghub" in refused
+    assert "only for streams of: kafka, kinesis, loghub" in refused
 
 
 def test_a_group_with_consumers_is_imported_only_on_request(

@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "a failed hour is not asked for again",
         "hours fail",
-        {"dagster_leasehold.sensors.asked_hours.AskedHours.due": lambda *_: []},
+        {"dagster_leasehold.sensors.requested_hours.RequestedHours.due": lambda *_: []},
         "has not moved for",
     ),
     Mutant(

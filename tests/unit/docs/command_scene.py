@@ -69,7 +69,7 @@ def settled(text: str) -> str:
     text = re.sub("here Python .*", versions, text)
     text = re.sub(r"SQLite [\d.]+\d", "SQLite 3.45.1", text)
     text = re.sub(r"(?<= in )\d+(?= ms)", "3", text)
-    text = re.sub(r"\d+\.\d s from the database", "0.0 s from the database", text)
+    text = re.sub(r"(?<=the database's by )\d+\.\d(?= s)", "0.0", text)
     text = re.sub(r"\b\d s ago", "0 s ago", text)
     return re.sub(r"after \d+\.\d s", "after 0.0 s", text)
 

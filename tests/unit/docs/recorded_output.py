@@ -32,22 +32,22 @@ Node node-a left group demo/default and freed 0 shards.""",
         """\
 Starting Dagster on .leasehold …
 …
-Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.
+Open http://127.0.0.1:3000 in a browser. Ctrl-C stops the deployment.
 …
-Stopping: this takes a few seconds.""",
+Stopping; this takes a few seconds.""",
     ),
     ("stop",): (
         "leasehold stop",
         """\
-Stopping process 4711 and all that it has started …
-Nothing runs any longer.""",
+Stopping process 4711 and its child processes …
+All processes have stopped.""",
     ),
     ("top",): (
         "leasehold top",
         """\
 demo/default · 1 node alive · 2 shards · lag 0 · 0 records/s
-node  state  last beat  takes runs  shards  release
-a     alive    0 s ago  yes              2  0.2.0
+node  state  last heartbeat  takes runs  shards  release
+a     alive         0 s ago  yes              2  0.2.0
 shard  state          node  lag  age  records/s  caught up in  epoch  run  parents
 0      already_alloc  a       0  0 s          0           0 s      1
 1      already_alloc  a       0  0 s          0           0 s      1

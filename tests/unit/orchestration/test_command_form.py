@@ -176,7 +176,7 @@ def test_long_work_shows_its_progress_on_a_terminal_alone(
         ("load demo in.log --json", "1,000 records"),
         ("cat demo --parquet all.parquet --json", "19 of 19 records"),
         ("compact demo --json", "6 of 6 batches"),
-        ("vacuum demo --json", "looking for unneeded files"),
+        ("vacuum demo --json", "finding unneeded files"),
     ):
         out, screen = on_terminal(*command.split())
         assert shows in screen, command

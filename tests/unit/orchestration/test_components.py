@@ -141,7 +141,7 @@ def test_a_number_can_be_a_template(project: Project, monkeypatch: pytest.Monkey
     ("attributes", "sentence"),
     [
         ({"pace": {"commit_interval_s": -1}}, "use 0 or a positive number"),
-        ({"transform": "web_logs.transforms.none"}, "is not found: the module"),
+        ({"transform": "web_logs.transforms.none"}, "does not exist: module"),
         ({"transform": "web_logs.transforms.__doc__"}, "is not callable"),
         ({"source": "kafak"}, "There is no source 'kafak'"),
         ({"key_prefix": "a/b"}, "give each part by itself"),

@@ -190,7 +190,7 @@ def test_a_launcher_that_sends_no_run_to_an_agent_is_refused(
         code, parts = examined(home, capsys)
         assert (code, parts["launcher"]["health"]) == (1, "failed")
         assert parts["launcher"]["text"].startswith(
-            f"DefaultRunLauncher sends no run to an agent, although {NODE} has an agent: "
+            f"DefaultRunLauncher sends no runs to agents, although {NODE} has an agent: "
         )
         withdraw(instance, NODE)
         _, parts = examined(home, capsys)
@@ -218,4 +218,4 @@ def test_a_launcher_is_checked_by_the_settings_if_the_store_is_unavailable(
         without_store(home)
         _, parts = examined(home, capsys)
     assert parts["launcher"]["health"] == "ok"
-    assert parts["launcher"]["text"].endswith("the settings; no node was checked.")
+    assert parts["launcher"]["text"].endswith("the settings; nodes were not checked.")

@@ -92,13 +92,13 @@ def test_pruning_reports_deleted_rows(
     document = json.loads(capsys.readouterr().out)
     assert document == {"older_than_days": 30, "rows": {}, "failures": []}
     assert main(["db", "prune", "--env", "NEW_DATABASE_URL", "--older-than", "7"]) == 0
-    assert "Deleted 0 rows that were older than 7 days." in capsys.readouterr().out
+    assert "Deleted 0 rows older than 7 days." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--older-than", "soon"], "give a number of days, such as 30"),
+        (["--older-than", "soon"], "use a number of days, such as 30"),
         (["--older-than", "0.5"], "History cannot be kept for 0.5 days"),
     ],
 )
@@ -116,5 +116,5 @@ def test_history_that_is_kept_for_ever_needs_an_age(
     del home
     monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "forever")
     assert main(["db", "prune"]) == 2
-    assert "give an age with --older-than" in capsys.readouterr().err
+    assert "give the age with --older-than" in capsys.readouterr().err
     assert main(["db", "prune", "--older-than", "30"]) == 0

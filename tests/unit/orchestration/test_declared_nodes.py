@@ -105,11 +105,12 @@ def test_a_group_with_another_mode_than_declared_is_named(
     store: LeaseStore, output_of: OutputOf
 ) -> None:
     updated = output_of("group", "update", "demo", "--assignment", "balanced")
-    assert "It now assigns shards by balanced, but its declaration says modulo" in updated
+    assert "It now assigns shards by balanced, but the stream's declaration says modulo" in updated
     for words in (("status",), ("plan", "--explain")):
         output = output_of(*words)
         assert (
-            "demo/default assigns shards by balanced, but its declaration says modulo" in output
+            "demo/default assigns shards by balanced, but the stream's declaration says modulo"
+            in output
         ), words
         assert "leasehold group update demo --assignment modulo" in output, words
     assert "by balanced" in json.loads(output_of("status", "--json"))["note"]

@@ -82,7 +82,7 @@ def streams(**settings: object) -> DeclaredStreams:
 def test_streams_are_loaded_from_the_module_of_the_settings(module: Module, text: str) -> None:
     declared = streams(module=module(IMPORTS + text))
     assert declared.names == ("visits", "clicks")
-    assert str(declared.opened("visits").source.spark_options()["root"]).endswith("/a")
+    assert str(declared.usable("visits").source.spark_options()["root"]).endswith("/a")
     assert {stream.name for stream in declared.all()} == {"visits", "clicks"}
 
 
@@ -99,15 +99,15 @@ def test_a_stream_is_looked_up_by_its_name(module: Module) -> None:
     module(IMPORTS + "both = [ShardStream(name, LocalLog('a')) for name in ('visits', 'clicks')]")
     Path("leasehold.toml").write_text('module = "visits_project"\n')
     assert declared_stream("visits").name == "visits"
-    with pytest.raises(UnknownStream, match="Name the stream; the declared streams are: visits, c"):
+    with pytest.raises(UnknownStream, match="The declared streams are: visits, c"):
         declared_stream()
-    with pytest.raises(UnknownStream, match="No stream 'x' is declared in the module 'visits_proj"):
+    with pytest.raises(UnknownStream, match="Module 'visits_project' declares no stream 'x'"):
         declared_stream("x")
 
 
 def test_without_a_module_no_stream_is_declared(module: Module) -> None:
     assert streams().names == ()
-    with pytest.raises(UnknownStream, match=r"No stream is declared here: .* `leasehold init`"):
+    with pytest.raises(UnknownStream, match=r"No stream is declared here\. .* `leasehold init`"):
         declared_stream()
 
 
@@ -131,7 +131,7 @@ def test_a_module_can_be_beside_the_settings_of_the_home(module: Module, tmp_pat
         ("@dg.definitions\ndef defs():\n    1 / 0", "cannot be loaded .ZeroDivisionError"),
         (
             "@dg.definitions\ndef defs():\n    return build_definitions([declared_stream('a')])",
-            "looks up a declared stream while it is loaded itself",
+            "looks up a declared stream while it is being loaded",
         ),
         ("a, b = [ShardStream('visits', LocalLog(log)) for log in 'ab']", "twice in the module"),
         (
@@ -157,11 +157,11 @@ def test_a_missing_client_library_is_named_by_the_commands_that_need_it(
     monkeypatch.setattr(registry, "find_spec", lambda _: None)
     source = "named_source('kafka', 'visits', bootstrap_servers='h:1')"
     declared = streams(module=module(f"{IMPORTS}visits = ShardStream('visits', {source})"))
-    stream = declared.described("visits")
+    stream = declared.find("visits")
     assert stream.key == GroupKey.parse("default", "visits")
     for use in (
         lambda: stream.source.bounds([]),
-        lambda: declared.opened("visits"),
+        lambda: declared.usable("visits"),
         lambda: build_definitions([stream]),
     ):
         with pytest.raises(SourceLibraryMissing, match="confluent_kafka"):

@@ -52,7 +52,7 @@ def test_a_folder_with_a_package_of_our_name_is_refused(
     (tmp_path / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     sentence = refused(capsys, *command.split(), "--home", str(tmp_path / "home"))
-    assert f"has a Python package '{name}' of its own" in sentence
+    assert f"contains another Python package '{name}'" in sentence
     assert not (tmp_path / "home").exists()
 
 
@@ -92,7 +92,7 @@ def test_a_path_without_bash_is_refused(
     monkeypatch.setattr(spark_runtime, "java_home", lambda *_, **__: tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     sentence = refused(capsys, *command.split(), "--home", str(tmp_path / "home"))
-    assert sentence.startswith("Spark is started by a script of bash, and no bash is on the PATH")
+    assert sentence.startswith("Spark's start script needs bash, which is not on the PATH")
 
 
 def test_a_web_page_that_does_not_start_has_no_address(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_finished_parent_is_reopened_only_with_the_option(
     done = output_of(
         capsys, "checkpoint", "set", "demo", "0", "begin", "--force", "--reopen", "cascade"
     )
-    assert f"These shards are read again after it: {', '.join(children)}." in done
+    assert f"These shards are also read again: {', '.join(children)}." in done
     assert cat(capsys, "0") == cat(capsys, children[0]) == []
     for run in ("run-4", "run-5"):
         claim_free(home)
@@ -140,7 +140,7 @@ def test_a_drain_waits_for_the_batch_in_progress(
     assert codes == [0]
     out = capsys.readouterr().out
     assert "2 of 2 shards are still open: 0, 1." in out
-    assert "demo/default was drained in" in out
+    assert "demo/default was drained after" in out
     assert {report.stopped for report in reports.values()} == {StopReason.PAUSED}
     assert [report.batches for report in reports.values()] == [1, 1]
 
@@ -175,7 +175,7 @@ def test_a_drain_that_times_out_names_open_shards(
 
     home.store.leave(KEY, NODE, "a-1")
     out = output_of(capsys, "group", "drain", "demo", "--timeout", "0")
-    assert "Shard 1: a run began batch 1.3 (10 to 12) and ended before it committed it" in " ".join(
+    assert "Shard 1: a run started batch 1.3 (10 to 12) and ended before it committed" in " ".join(
         out.split()
     )
 
@@ -202,7 +202,7 @@ def test_a_plan_by_load_shows_the_loads(
     home.log.append("0", [b"x"] * 200)
     home.consume("run-2")
     table = output_of(capsys, "plan", "--explain")
-    assert "Shards and load per node afterwards" in table
+    assert "Shards and load per node after the moves" in table
     planned = json.loads(output_of(capsys, "plan", "--json"))["plan"]
     ((node, load),) = planned["loads"]
     assert node == "a"

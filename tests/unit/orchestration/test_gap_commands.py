@@ -53,7 +53,7 @@ def test_the_policy_can_be_changed_at_any_time(
     assert json.loads(output_of(capsys, "group", "show", "demo", "--json"))["gap_policy"] == "begin"
     assert home.consume("run-3")[ShardId("0")].error == ""
     assert home.store.snapshot(KEY).shards[0].check_point == "15"
-    assert "moved past it" in output_of(capsys, "gap", "list")
+    assert "continued after it" in output_of(capsys, "gap", "list")
 
 
 def test_user_mistakes_are_one_sentence(

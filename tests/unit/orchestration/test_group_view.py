@@ -59,8 +59,8 @@ def test_a_node_is_silent_once_its_last_beat_is_older_than_the_timeout() -> None
     ("nodes", "ages", "words"),
     [
         ((Node(A, 7, "a-1"), Node(B, 9, "b-1")), {A: 2_400.0, B: 3.0}, None),
-        ((Node(A, 7, "a-1"), Node(C, 4, "")), {A: 2_400.0}, "the last beat was 40 min ago"),
-        ((Node(C, 4, ""),), {}, "it has no member"),
+        ((Node(A, 7, "a-1"), Node(C, 4, "")), {A: 2_400.0}, "last heartbeat 40 min ago"),
+        ((Node(C, 4, ""),), {}, "no members"),
     ],
     ids=["one is alive", "all are silent", "all have left"],
 )

@@ -125,7 +125,7 @@ def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFi
     assert main(["init", "orders", "--source", "kafka", *given(options)]) == 1
     printed = capfd.readouterr()
     assert "failed   source of orders: Kafka does not answer" in printed.out
-    assert printed.out.endswith("The next command: leasehold doctor, once this is fixed.\n")
+    assert printed.out.endswith("The next command: leasehold doctor, after you have fixed this.\n")
     assert printed.err == ""
 
 
@@ -180,7 +180,7 @@ def test_no_file_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
     [
         (("--source", "kafka"), "The option 'bootstrap_servers' of the source 'kafka' is missing."),
         (("--source", "kafkaa"), "There is no source 'kafkaa'"),
-        (("--option", "root"), "The option 'root' has no value: give it as NAME=VALUE."),
+        (("--option", "root"), "The option 'root' has no value: use NAME=VALUE."),
         (("--option", "roof=1"), "'roof' is no option of the source 'local_log'"),
     ],
 )

@@ -66,11 +66,11 @@ def test_the_table_follows_a_home_that_was_moved(
         assert "have its table follow with `leasehold table move`" in error
         assert error.count("\n") == 1
     assert main(["table", "move", "demo", *at]) == 0
-    assert "The table has 6 files; the ledger names the same." in capsys.readouterr().out
+    assert "The table has 6 files; they equal the ledger's." in capsys.readouterr().out
     assert values(moved) == expected(10)
     assert main(["verify", "demo", *at]) == 0
     assert main(["table", "move", "demo", *at]) == 0
-    assert capsys.readouterr().out.endswith("The table of demo/default is where its output is.\n")
+    assert capsys.readouterr().out.endswith("table is already correct.\n")
 
 
 def test_publication_continues_long_after_a_move(home: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_table_is_not_moved_to_a_folder_without_its_output(
     shutil.move(moved / "output", tmp_path / "left behind")
     assert main(["table", "move", "demo", "--home", str(moved)]) == 2
     error = capsys.readouterr().err
-    assert "move the whole output to where the setting output says, and repeat this." in error
+    assert "move all output to the folder of the setting output, and repeat this command." in error
     assert error.count("\n") == 1
     shutil.move(tmp_path / "left behind", moved / "output")
     assert main(["table", "move", "demo", "--home", str(moved)]) == 0
@@ -129,4 +129,7 @@ def test_a_catalog_of_the_user_keeps_the_location_of_the_table(
     shutil.copytree(tmp_path / "home", moved)
     capsys.readouterr()
     assert main(["table", "move", "demo", "--home", str(moved)]) == 2
-    assert "remove it there without its files, and recreate it" in capsys.readouterr().err
+    assert (
+        "remove the table from the catalog, but not its files, and recreate it"
+        in capsys.readouterr().err
+    )

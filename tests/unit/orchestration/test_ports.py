@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands.dev import StreamCheck
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.supervision.preflight import held_port
+from dagster_leasehold.orchestration.supervision.preflight import reserved_port
 from tests import ports
 from tests.declared import declare, stream_text
 
@@ -23,29 +23,29 @@ def test_a_port_in_use_is_refused_and_another_one_is_chosen() -> None:
         taken = listener.getsockname()[1]
         with (
             pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"),
-            held_port(taken),
+            reserved_port(taken),
         ):
             pass
-        with held_port(None) as chosen:
+        with reserved_port(None) as chosen:
             assert chosen != taken
 
 
 def test_a_port_is_held_before_its_server_listens() -> None:
     """Goal: agents that start at the same moment on one host never choose the same port."""
     host, first = "127.0.0.1", ports.free_port()
-    with held_port(None, first, host) as one, held_port(None, first, host) as other:
+    with reserved_port(None, first, host) as one, reserved_port(None, first, host) as other:
         assert first == one < other
         with (
             pytest.raises(InvalidSetting, match=f"Port {one} of 127.0.0.1 is in use"),
-            held_port(one, first, host),
+            reserved_port(one, first, host),
         ):
             pass
     with socket.socket() as listener:
         listener.bind((host, first))
         listener.listen()
-        with held_port(None, first, host) as one:
+        with reserved_port(None, first, host) as one:
             assert one > first
-    with held_port(first, 1, host) as one:
+    with reserved_port(first, 1, host) as one:
         assert one == first
 
 

@@ -136,12 +136,12 @@ def test_user_mistakes_are_one_sentence(
     Path("broken_module.py").write_text("raise ValueError('boom\\nsecond line')")
     retry = ("quarantine", "retry", "demo")
     for mistake, hint in {
-        ("quarantine", "list", "nothing"): "No stream",
+        ("quarantine", "list", "nothing"): "declares no stream",
         ("quarantine", "list", "demo", "9"): "no shard",
         ("quarantine", "list", "--since", "yesterday"): "is not a time",
         ("quarantine", "list", "--limit", "0"): "limit",
-        retry: "has no transform in the settings",
-        (*retry[:2], "other", "-m", "declared_streams"): "is declared in the module",
+        retry: "is declared without a transform",
+        (*retry[:2], "other", "-m", "declared_streams"): "declares no stream",
         (*retry, "-m", "no_such_module"): "cannot be imported",
         (*retry, "-m", "broken_module"): "ValueError: boom",
         (*retry, "-m", "declared_streams", "--group", "other"): "no consumer group",

@@ -64,11 +64,11 @@ def test_the_default_resource_has_the_values_of_the_settings(
     [
         (
             LeaseholdResource(database_url=dg.EnvVar("BRANCH")),
-            "takes database_url from the environment variable BRANCH, which is not set",
+            "reads database_url from the environment variable BRANCH, which is not set",
         ),
         (
             LeaseholdResource(database_url="mysql+pymysql://a:hunter2@h/b"),
-            "LeaseholdResource holds a password in database_url, which Dagster would show",
+            "LeaseholdResource has a password in database_url, which Dagster would show",
         ),
         (LeaseholdResource(nodes=[]), "'nodes' from LeaseholdResource is not valid"),
     ],
@@ -108,10 +108,10 @@ def test_importing_a_module_reads_no_setting_and_commands_refuse_another_deploym
     __import__("branch_project")
     declared = DeclaredStreams(Settings(), "branch_project")
     with pytest.raises(InvalidSetting, match="BRANCH_DATABASE, which is not set"):
-        declared.described("visits")
+        declared.find("visits")
     monkeypatch.setenv("BRANCH_DATABASE", f"sqlite:///{tmp_path}/branch.db")
     with pytest.raises(InvalidSetting, match="has another database_url than the settings"):
-        DeclaredStreams(Settings(), "branch_project").described("visits")
+        DeclaredStreams(Settings(), "branch_project").find("visits")
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", f"sqlite:///{tmp_path}/branch.db")
     assert main(["status", "visits", "-m", "branch_project"]) == 2
     assert "set LEASEHOLD_OUTPUT to the resource" in capsys.readouterr().err

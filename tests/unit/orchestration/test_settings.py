@@ -104,7 +104,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("LEASEHOLD_SPARK", '{"adress": "yarn"}', "did you mean address?"),
         ("LEASEHOLD_SPARK", '{"address": "connect"}', "remove it"),
         ("LEASEHOLD_SPARK", "{", "spark"),
-        ("LEASEHOLD_STREAMS", "[]", "declare streams in Python"),
+        ("LEASEHOLD_STREAMS", "[]", "Declare streams in a Python module"),
     ],
 )
 def test_a_wrong_variable_is_one_sentence_that_names_it(
@@ -121,7 +121,7 @@ def test_a_wrong_variable_is_one_sentence_that_names_it(
     [
         ("nodes = [", "cannot be read as settings"),
         ('node = ["a"]', "did you mean nodes?"),
-        ('[[streams]]\nname = "a"', "declare streams in Python, as `leasehold init` writes it"),
+        ('[[streams]]\nname = "a"', "Declare streams in a Python module, like the one"),
         ('[spark]\nmemory = "1"', "use 512m or more"),
         ('[spark.conf]\nspark.master = "local"', "spark.conf cannot set spark.master"),
         ('[spark.conf]\nspark.x.password = "hunter2"', "holds a secret"),

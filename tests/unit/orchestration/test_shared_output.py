@@ -82,7 +82,7 @@ def test_take_over_gives_the_folder_to_the_second_deployment(
         ("--home", str(each.settings.home)) for each in (neighbours.first, neighbours.second)
     )
     text = output_of(capsys, "db", "take-over", "demo", *second)
-    assert text.endswith("now belongs to this lease store and no longer to another one.\n")
+    assert text.endswith("now belongs to this lease store, and no longer to another store.\n")
     output_of(capsys, "vacuum", "demo", *second)
     assert "belongs to another" in output_of(capsys, "vacuum", "demo", *first, code=2)
 
@@ -96,8 +96,8 @@ def test_verify_finds_missing_files_and_reports_a_skipped_check(
     (neighbours.first.output / file.path).unlink()
     text = output_of(capsys, "verify", *home, code=1)
     assert f"MISSING: The file {file.path} " in text
-    assert text.endswith("6 committed files looked for, 1 missing.\n")
-    assert "was not checked (--no-files)" in output_of(capsys, "verify", "--no-files", *home)
+    assert text.endswith("6 committed files checked, 1 missing.\n")
+    assert "were not checked (--no-files)" in output_of(capsys, "verify", "--no-files", *home)
     assert main(["verify", "--json", *home]) == 1
     assert json.loads(capsys.readouterr().out)["files"]["missing"] == 1
     main(["verify", "--json", "--no-files", *home])

@@ -89,8 +89,8 @@ def test_a_change_of_another_form_is_refused(text: str) -> None:
     [
         (("--nodes", "0"), "--nodes is 0"),
         (("--shards", "100001"), "--shards is 100001"),
-        (("--change", "crash:3"), "would leave no node"),
-        (("--change", "merge:5"), "Only 8 shards have an owner"),
+        (("--change", "crash:3"), "would remove all nodes"),
+        (("--change", "merge:5"), "are needed, but there are 8"),
         (("--change", "join:999"), "at most 1000 nodes"),
     ],
 )

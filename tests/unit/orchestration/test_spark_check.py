@@ -126,7 +126,7 @@ def test_a_worker_of_the_same_minor_version_passes(examine: Examine) -> None:
 def test_a_worker_of_another_minor_version_is_refused(examine: Examine, session: Session) -> None:
     code, [finding] = examine(session)
     assert (code, finding["health"]) == (1, "failed")
-    assert finding["text"].startswith(f"it has Python 3.8 and this host {MINOR}: ")
+    assert finding["text"].startswith(f"it has Python 3.8, but this host has {MINOR}: ")
 
 
 def test_a_worker_whose_job_fails_says_why(examine: Examine) -> None:
@@ -144,7 +144,9 @@ def test_a_worker_of_another_release_of_spark_is_refused(examine: Examine) -> No
 def test_another_pyarrow_is_a_warning(examine: Examine) -> None:
     code, [finding] = examine(Session(pyarrow="15.0.0"))
     assert (code, finding["health"]) == (0, "warning")
-    assert finding["text"].startswith(f"it has pyarrow 15.0.0 and this host {pa.__version__}: ")
+    assert finding["text"].startswith(
+        f"it has pyarrow 15.0.0, but this host has {pa.__version__}: "
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.unit.orchestration.consumed_home import ConsumedHome
         (["0.2.0", "0.2.0"], []),
         (
             ["0.2.0", "0.3.0", "", "0.2.0"],
-            ["Nodes run several releases: 0.2.0 on a, d; 0.3.0 on b; an older one on c."],
+            ["The nodes run several releases: 0.2.0 on a, d; 0.3.0 on b; an older release on c."],
         ),
     ],
     ids=["one release", "in the middle of an upgrade"],
@@ -48,5 +48,8 @@ def test_a_child_whose_parents_were_never_listed_is_named_with_what_to_do(
     for command in ("status", "plan --explain"):
         assert main([*command.split(), "--home", str(tmp_path / "home")]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "9 is left: it waits for parents that its source names and has never" in shown
+        assert (
+            "no new node for shard 9: it waits for parents that its source names and has never"
+            in shown
+        )
         assert "`gone_parents`" in shown

@@ -72,7 +72,7 @@ def test_verify_compares_table_and_ledger(
     (difference,) = json.loads(capsys.readouterr().out)["table"]["differences"]
     assert difference in output
     assert main(["table", "create", "demo", *at]) == 1
-    assert f"it differs from the ledger: {difference}" in capsys.readouterr().out
+    assert f"they differ from the ledger's: {difference}" in capsys.readouterr().out
 
 
 def test_a_refusal_is_one_attempt_and_one_sentence(

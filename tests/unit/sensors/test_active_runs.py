@@ -15,7 +15,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.run_process import part_of_run, process_note
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.sensors.active_runs import ActiveRuns, partitions_in_work, queued_shards
+from dagster_leasehold.sensors.active_runs import ActiveRuns, active_partitions, queued_shards
 from tests.unit.sensors.streams import scripted_stream
 
 
@@ -115,5 +115,5 @@ def test_active_hours_are_those_of_the_asset() -> None:
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
         many_runs(instance, 2, asset_selection=frozenset([dg.AssetKey("hourly")]))
-        assert partitions_in_work(instance, dg.AssetKey("hourly"), ["0", "1", "2"]) == {"0", "1"}
-        assert partitions_in_work(instance, asset_key(stream), ["0"]) == set()
+        assert active_partitions(instance, dg.AssetKey("hourly"), ["0", "1", "2"]) == {"0", "1"}
+        assert active_partitions(instance, asset_key(stream), ["0"]) == set()

@@ -7,7 +7,7 @@ from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
 from dagster_leasehold.sensors.compaction import (
     BATCHES_MIN,
     BATCHES_MIN_FINISHED,
-    BATCHES_MIN_STILL,
+    BATCHES_MIN_QUIET,
     MANY_BATCHES,
     PATIENCE_S,
     PAUSE_OF_MANY_S,
@@ -16,7 +16,7 @@ from dagster_leasehold.sensors.compaction import (
     VACUUM_MARGIN_S,
     Candidate,
     CompactionPace,
-    StillShards,
+    UnchangedLedgers,
     launches_of,
     worthwhile,
 )
@@ -62,21 +62,21 @@ def test_a_shard_that_is_over_is_compacted_once():
 
 def test_all_batches_of_a_quiet_shard_count_as_old():
     """Goal: the age is measured by the observer's clock, because the ledger has no newer row."""
-    still, age_s = StillShards(), 3_600.0
-    still.see(heads(x=5, y=5), 0.0)
-    still.see(heads(x=5, y=6, z=1), 10.0)
+    still, age_s = UnchangedLedgers(), 3_600.0
+    still.update(heads(x=5, y=5), 0.0)
+    still.update(heads(x=5, y=6, z=1), 10.0)
     assert still.ends(age_s, age_s - 1) == {}
     assert still.ends(age_s, age_s) == {X: 5}
     assert still.ends(age_s, age_s + 10) == {X: 5, Y: 6, Z: 1}
-    still.see(heads(y=6), 20.0)
+    still.update(heads(y=6), 20.0)
     assert still.ends(age_s, age_s + 10) == {Y: 6}, "the others are another deployment's"
 
 
 def test_a_few_last_batches_are_worth_a_run():
-    ends = heads(x=BATCHES_MIN_STILL, y=BATCHES_MIN_STILL - 1)
-    still = dict.fromkeys((X, Y), BATCHES_MIN_STILL)
+    ends = heads(x=BATCHES_MIN_QUIET, y=BATCHES_MIN_QUIET - 1)
+    still = dict.fromkeys((X, Y), BATCHES_MIN_QUIET)
     assert worthwhile({X: A, Y: A}, ends, {}, LONG, still) == [
-        Candidate(X, A, BATCHES_MIN_STILL, None)
+        Candidate(X, A, BATCHES_MIN_QUIET, None)
     ]
 
 
@@ -111,12 +111,12 @@ def test_a_run_compacts_the_shards_with_the_most_work_up_to_its_limit():
 
 def test_a_compaction_waits_for_a_free_slot_for_a_limited_time():
     pace = CompactionPace()
-    assert pace.may_launch(A, RUNS_PER_NODE_MAX - 1, 0.0, queued=False)
-    assert not pace.may_launch(A, 1, 0.0, queued=True)
-    assert not pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S - 1, queued=False)
-    assert pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S, queued=False)
+    assert pace.can_launch(A, RUNS_PER_NODE_MAX - 1, 0.0, queued=False)
+    assert not pace.can_launch(A, 1, 0.0, queued=True)
+    assert not pace.can_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S - 1, queued=False)
+    assert pace.can_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S, queued=False)
     pace.note(A, PATIENCE_S)
-    assert not pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S + 1, queued=False)
+    assert not pace.can_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S + 1, queued=False)
 
 
 def test_pauses_count_from_a_nodes_last_launch():

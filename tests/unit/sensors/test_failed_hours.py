@@ -14,14 +14,14 @@ from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
-from dagster_leasehold.sensors.asked_hours import (
-    AGAIN_AT_ONCE_MAX,
+from dagster_leasehold.sensors.requested_hours import (
     FIRST_ATTEMPTS_MAX,
-    OWED_MAX,
+    INCOMPLETE_MAX,
+    RETRIES_ACTIVE_MAX,
     RETRY_FIRST_S,
     RETRY_MAX_S,
-    AskedHours,
-    OwedHour,
+    IncompleteHour,
+    RequestedHours,
 )
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.unit.assets.output.test_committed_output import NOON
@@ -42,39 +42,39 @@ def complete(scene: Scene, hours: int = 1) -> None:
 
 def test_a_failed_hour_is_requested_again_until_it_is_computed(scene: Scene) -> None:
     complete(scene)
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
     scene.in_work = {NOON}
     scene.now_s += RETRY_FIRST_S
-    assert scene.asked() == [], "its run waits or works"
+    assert scene.requested() == [], "its run waits or works"
     scene.in_work = set()
     scene.now_s += RETRY_FIRST_S
-    assert scene.asked() == [hour(0, "complete.2")]
+    assert scene.requested() == [hour(0, "complete.2")]
     assert "1 hour is still incomplete after up to 2 requests (2026-03-01-12:00)" in str(
         scene.tick().skip_reason
     )
     scene.now_s += 2 * RETRY_FIRST_S - 1
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.restart()
-    assert scene.asked() == [], "a restart counts again"
+    assert scene.requested() == [], "a restart counts again"
     scene.now_s += 2 * RETRY_FIRST_S
-    assert scene.asked() == [hour(0, "complete.3")]
+    assert scene.requested() == [hour(0, "complete.3")]
     scene.make(0)
     scene.now_s += RETRY_MAX_S
-    assert scene.asked() == []
-    assert "asked for" not in str(scene.tick().skip_reason)
+    assert scene.requested() == []
+    assert "requested for" not in str(scene.tick().skip_reason)
 
 
 def test_an_hour_with_expired_output_is_not_requested_again(scene: Scene) -> None:
     complete(scene)
     scene.append("0", 66)
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
     scene.world.deliver()
     assert expire(scene.world.store, scene.world.key, EVERYTHING).expired
     scene.now_s += RETRY_FIRST_S
     explanation = str(scene.tick().skip_reason)
     assert "1 hour is no longer requested (2026-03-01-12:00): some of their" in explanation
     scene.now_s += RETRY_MAX_S
-    assert scene.asked() == []
+    assert scene.requested() == []
 
 
 def test_late_records_are_counted_only_in_remaining_output(scene: Scene) -> None:
@@ -97,70 +97,70 @@ def test_a_failed_rerun_for_late_records_is_requested_again(tmp_path: Path) -> N
     scene.tick()
     scene.make(0)
     scene.append("0", 6)
-    assert scene.asked() == [hour(0, "late.2")]
+    assert scene.requested() == [hour(0, "late.2")]
     scene.now_s += RETRY_FIRST_S
-    assert scene.asked() == [hour(0, "late.2.2")]
+    assert scene.requested() == [hour(0, "late.2.2")]
     scene.restart()
     scene.tick()
     scene.make(0)
     scene.now_s += RETRY_MAX_S
-    assert scene.asked() == []
+    assert scene.requested() == []
 
 
 def test_hours_without_a_row_are_requested_after_an_upgrade(scene: Scene) -> None:
     complete(scene, hours=2)
     scene.make(1)
     scene.cursor = (NOON + 2 * HOUR).isoformat()
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.now_s += RETRY_FIRST_S
-    assert scene.asked() == [hour(0, "complete.2")]
+    assert scene.requested() == [hour(0, "complete.2")]
 
 
 def test_an_hour_that_fails_for_a_year_is_requested_a_bounded_number_of_times() -> None:
     now_s = 0.0
-    asked = AskedHours(lambda: now_s, 60.0, NOON)
-    asked.ask(NOON)
+    requested = RequestedHours(lambda: now_s, 60.0, NOON)
+    requested.request(NOON)
     attempts, cursor = 0, ""
     for _ in range(365 * 24 * 4):
         now_s += 900
-        attempts += sum(asked.ask(at).attempts > 0 for at in asked.due(lambda _: set()))
-        cursor = asked.remember()
+        attempts += sum(requested.request(at).attempts > 0 for at in requested.due(lambda _: set()))
+        cursor = requested.save()
     assert 365 * 4 <= attempts <= 365 * 4 + 12
     assert len(cursor) < 200
 
 
 def test_runs_for_hours_that_failed_are_few_at_a_time() -> None:
     now_s = 0.0
-    asked = AskedHours(lambda: now_s, 60.0, NOON)
+    requested = RequestedHours(lambda: now_s, 60.0, NOON)
     for number in range(100):
-        asked.ask(NOON + number * HOUR)
+        requested.request(NOON + number * HOUR)
     now_s += RETRY_FIRST_S
-    first = asked.due(lambda _: set())
-    assert first == [NOON + number * HOUR for number in range(AGAIN_AT_ONCE_MAX)]
+    first = requested.due(lambda _: set())
+    assert first == [NOON + number * HOUR for number in range(RETRIES_ACTIVE_MAX)]
     for at in first:
-        asked.ask(at)
+        requested.request(at)
     now_s += RETRY_MAX_S
-    assert asked.due(lambda _: set(first)) == [], "those work still"
+    assert requested.due(lambda _: set(first)) == [], "those work still"
 
 
 def test_the_cursor_is_bounded_and_dropped_hours_are_named() -> None:
-    asked = AskedHours(lambda: 0.0, 60.0, NOON)
-    for number in range(OWED_MAX + 2):
-        asked.owed[NOON + number * HOUR] = OwedHour(attempts=2)
-    cursor = asked.remember()
+    requested = RequestedHours(lambda: 0.0, 60.0, NOON)
+    for number in range(INCOMPLETE_MAX + 2):
+        requested.incomplete[NOON + number * HOUR] = IncompleteHour(attempts=2)
+    cursor = requested.save()
     assert len(cursor) < 30_000
-    assert "2 hours are given up (2026-03-01-12:00, 2026-03-01-13:00)" in " ".join(asked.notes())
-    successor = AskedHours(lambda: 0.0, 60.0, NOON)
-    assert successor.recall(cursor, NOON)
-    assert successor.owed == asked.owed
+    assert "2 hours are dropped (2026-03-01-12:00, 2026-03-01-13:00)" in " ".join(requested.notes())
+    successor = RequestedHours(lambda: 0.0, 60.0, NOON)
+    assert successor.load(cursor, NOON)
+    assert successor.incomplete == requested.incomplete
 
 
 def test_hours_in_the_queue_hold_back_further_ones() -> None:
-    asked = AskedHours(lambda: 0.0, 60.0, NOON)
+    requested = RequestedHours(lambda: 0.0, 60.0, NOON)
     for number in range(FIRST_ATTEMPTS_MAX):
-        assert not asked.crowded
-        asked.ask(NOON + number * HOUR)
-    assert asked.crowded
+        assert not requested.full
+        requested.request(NOON + number * HOUR)
+    assert requested.full
 
 
 UNREADABLE = (
@@ -175,9 +175,9 @@ UNREADABLE = (
 
 @pytest.mark.parametrize("cursor", UNREADABLE)
 def test_an_unreadable_cursor_starts_from_nothing(cursor: str) -> None:
-    asked = AskedHours(lambda: 0.0, 60.0, NOON)
-    asked.recall(cursor, NOON)
-    assert (asked.next, asked.owed) == (NOON, {})
+    requested = RequestedHours(lambda: 0.0, 60.0, NOON)
+    requested.load(cursor, NOON)
+    assert (requested.next, requested.incomplete) == (NOON, {})
 
 
 def test_late_records_of_an_hour_that_was_not_computed_are_read_once(
@@ -222,10 +222,10 @@ def test_a_tick_reads_one_snapshot_and_the_shard_list_only_if_needed(
             return works(*args)
 
         monkeypatch.setattr(owner, name, counted)
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
     assert calls == {"snapshot": 1, "list_shards": 1}
     calls.clear()
-    assert scene.asked() == []
+    assert scene.requested() == []
     assert calls == {"snapshot": 1}
 
 

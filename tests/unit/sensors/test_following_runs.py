@@ -17,7 +17,7 @@ from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.sensors.following_runs import OFFER_S, START_S
+from dagster_leasehold.sensors.following_runs import BUDGET_OVER, OFFER_S, START_S
 from tests.unit.sensors.test_rebalance import Scene, served
 
 A = NodeName("a")
@@ -78,7 +78,7 @@ def test_a_run_is_launched_when_the_oldest_record_is_due_with_all_unread_shards(
             launched.append(scene.now_s)
             assert served(result.run_requests[0])[1] == {"0", "1"}
             break
-        assert "left until a record is due" in result.line
+        assert "waiting until a record is due" in result.line
         scene.source.ends["1"] = 5
     assert launched == [20.0]
 
@@ -167,7 +167,7 @@ def test_a_shard_waits_for_a_starting_run_for_a_limited_time(instance: dg.Dagste
     scene.source.ends["1"] = 5
     result = scene.later(20.0)
     assert not result.run_requests
-    assert "1 shard left for a run that is starting" in result.line
+    assert "1 shard waiting for a run that is starting" in result.line
     (second,) = scene.later(START_S).run_requests
     assert served(second) == ("a", {"1"})
 
@@ -191,7 +191,7 @@ def test_an_idle_run_ends_if_shards_wait_for_a_run(instance: dg.DagsterInstance)
     assert not any(FINISH_TAG in scene.tags(run) for run in runs)
     scene.source.ends["2"] = 5
     result = scene.later(20.0)
-    assert "1 shard left until a run of the node has ended" in result.line
+    assert "1 shard waiting for a run of the node to end" in result.line
     assert [FINISH_TAG in scene.tags(run) for run in runs].count(True) == 1
 
 
@@ -221,8 +221,8 @@ def test_runs_of_an_older_definition_are_asked_to_end(instance: dg.DagsterInstan
     result = scene.later()
     assert STOP_TAG in scene.tags(run_id)
     because = "because the stream's definition has changed"
-    assert f"run {run_id} is asked to end, {because}" in result.line
-    assert "asked to end" not in scene.later().line, "once is enough"
+    assert f"run {run_id} was requested to end, {because}" in result.line
+    assert "requested to end" not in scene.later().line, "once is enough"
 
 
 def test_a_run_is_asked_to_end_when_its_budget_is_over(instance: dg.DagsterInstance) -> None:
@@ -233,9 +233,9 @@ def test_a_run_is_asked_to_end_when_its_budget_is_over(instance: dg.DagsterInsta
     scene.later(590.0)
     assert STOP_TAG not in scene.tags(run_id)
     result = scene.later(10.0)
-    assert scene.tags(run_id)[STOP_TAG] == "its budget of time is over"
-    assert f"run {run_id} is asked to end, because its budget of time is over" in result.line
-    assert "asked to end" not in scene.later().line, "once is enough"
+    assert scene.tags(run_id)[STOP_TAG] == BUDGET_OVER
+    assert f"run {run_id} was requested to end, because {BUDGET_OVER}" in result.line
+    assert "requested to end" not in scene.later().line, "once is enough"
 
 
 def test_a_shard_that_is_materialized_by_hand_joins_no_run(instance: dg.DagsterInstance) -> None:

@@ -101,7 +101,7 @@ def scene(instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Scene
 
 
 def test_a_tick_without_work_says_so(scene: Scene) -> None:
-    assert scene.clean() == "No run has died, and none works without a lease."
+    assert scene.clean() == "No run has died, and no run works without a lease."
 
 
 def test_shards_of_a_killed_run_are_freed(scene: Scene) -> None:
@@ -117,7 +117,7 @@ def test_a_started_run_without_a_process_is_failed_and_its_shards_are_freed(scen
     place = process_note().partition("|")[0]
     run = scene.add_run(DagsterRunStatus.STARTED, f"{place}|4194303|1")
     scene.open(run)
-    assert f"run {run} failed: its process is gone" in scene.clean()
+    assert f"run {run} failed: its process has ended" in scene.clean()
     assert scene.status(run) is DagsterRunStatus.FAILURE
     assert scene.row().consumer_run == ""
 
@@ -235,7 +235,7 @@ def test_an_error_of_one_dead_run_does_not_stop_the_cleanup_of_others(
 
     monkeypatch.setattr("dagster_leasehold.sensors.run_cleaning.process_gone", gone)
     cleaned = scene.clean()
-    assert f"run {dead} failed: its process is gone" in cleaned
+    assert f"run {dead} failed: its process has ended" in cleaned
     assert f"shard 0 is free of run {dead}" in cleaned
     assert f"run {broken} failed (ZeroDivisionError: unforeseen), tried again in 5 s" in cleaned
     assert scene.status(broken) is DagsterRunStatus.STARTED

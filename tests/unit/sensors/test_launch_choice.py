@@ -15,7 +15,7 @@ from dagster_leasehold.sensors.launch_choice import (
     LaunchHistory,
     Work,
     choose_launches,
-    work_left,
+    next_work,
 )
 from dagster_leasehold.shard_sources.positions import removed_bounds
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -42,34 +42,34 @@ def blocked(shard: int, suspicion: Suspicion | None = None) -> IdleShard:
 
 
 def test_remaining_work_compares_checkpoint_and_end():
-    assert work_left("3", bounds(), "begin") is Work.READ
-    assert work_left("10", bounds(), "begin") is Work.NONE
-    assert work_left("10", bounds(finished=True), "begin") is Work.FINISH
-    assert work_left(None, bounds(), "begin") is Work.READ
-    assert work_left(None, bounds(begin="0", end="0"), "begin") is Work.NONE
-    assert work_left(None, bounds(begin="0", end="0", finished=True), "begin") is Work.FINISH
+    assert next_work("3", bounds(), "begin") is Work.READ
+    assert next_work("10", bounds(), "begin") is Work.NONE
+    assert next_work("10", bounds(finished=True), "begin") is Work.FINISH
+    assert next_work(None, bounds(), "begin") is Work.READ
+    assert next_work(None, bounds(begin="0", end="0"), "begin") is Work.NONE
+    assert next_work(None, bounds(begin="0", end="0", finished=True), "begin") is Work.FINISH
 
 
 def test_a_shard_that_starts_at_the_end_needs_a_run_that_stores_the_position():
-    assert work_left(None, bounds(begin="10", end="10"), "end") is Work.READ
-    assert work_left("10", bounds(begin="10", end="10"), "end") is Work.NONE
+    assert next_work(None, bounds(begin="10", end="10"), "end") is Work.READ
+    assert next_work("10", bounds(begin="10", end="10"), "end") is Work.NONE
 
 
 def test_a_child_whose_beginning_was_removed_needs_a_run_to_record_the_gap():
     """All its records are gone: without a run it would be finished as if it had had none."""
     gone = ShardBounds("4", "4", finished=True, origin="0")
-    assert work_left(None, gone, "begin", child=True) is Work.READ
-    assert work_left("4", gone, "begin", child=True) is Work.FINISH
-    assert work_left(None, gone, "begin") is Work.FINISH, "a new group begins at what is left"
+    assert next_work(None, gone, "begin", child=True) is Work.READ
+    assert next_work("4", gone, "begin", child=True) is Work.FINISH
+    assert next_work(None, gone, "begin") is Work.FINISH, "a new group begins at what is left"
     whole = ShardBounds("0", "0", finished=True, origin="0")
-    assert work_left(None, whole, "begin", child=True) is Work.FINISH
+    assert next_work(None, whole, "begin", child=True) is Work.FINISH
 
 
 def test_a_removed_shard_needs_one_run_that_records_the_gap():
     removed = removed_bounds("0")
-    assert work_left(None, removed, "begin") is Work.READ
-    assert work_left("3", removed, "begin") is Work.READ
-    assert work_left(removed.end, removed, "begin") is Work.FINISH
+    assert next_work(None, removed, "begin") is Work.READ
+    assert next_work("3", removed, "begin") is Work.READ
+    assert next_work(removed.end, removed, "begin") is Work.FINISH
 
 
 def test_launches_have_one_node_and_at_most_shards_per_run():
@@ -211,5 +211,5 @@ def test_a_shard_that_is_over_is_forgotten():
     history, shard = LaunchHistory(), ShardId("0")
     note(history, Launch(A, (shard, ShardId("1"))), [idle(0), idle(1)], 0.0)
     history.keep({ShardId("1")})
-    assert history.turn(shard) == 0
-    assert history.turn(ShardId("1")) == 1
+    assert history.launch_number(shard) == 0
+    assert history.launch_number(ShardId("1")) == 1

@@ -161,7 +161,7 @@ def test_a_group_without_a_node_is_shown_within_a_minute_until_one_joins(
         report.live = live
         scene.now_s += TICK_S
         obstacles = obstacles_of(report, quiet=(), source_errors={})  # type: ignore[arg-type]
-        reports.see(instance, obstacles)
+        reports.report(instance, obstacles)
         seen.append(outcomes(instance, scene)[-1][0])
     assert seen[:4] == 4 * [True]
     assert seen[4:] == [*8 * [False], True]

@@ -95,7 +95,7 @@ def test_a_hook_receives_each_batch_once_and_in_order_per_shard(scene: Scene) ->
     delivery = scene.delivery()
     report = delivery.tick("")
     assert scene.ids() == ["x.0", "x.1", "x.2", "y.0"]
-    assert (report.delivered, report.left, report.failures) == (4, 0, {})
+    assert (report.delivered, report.waiting, report.failures) == (4, 0, {})
     assert delivery.tick("").delivered == 0
     assert len(scene.calls) == 4
     assert len(scene.store.pending_events(scene.stream.key)) == 4, "Dagster hears of them apart"
@@ -120,7 +120,7 @@ def test_a_failed_call_delays_only_its_shard_and_is_repeated(scene: Scene) -> No
     assert scene.ids() == ["x.0", "x.1", "y.0", "y.1"]
     assert report.failures == {
         X: "on_commit failed for batch x.1 at attempt 1 (ValueError: no room); "
-        "it is called again in 5 s."
+        "the next attempt is in 5 s."
     }
     assert "2 waiting" in str(report)
     scene.now_s += RETRY_FIRST_S - 0.1
@@ -189,7 +189,10 @@ def test_a_deployment_declared_dead_settles_nothing(scene: Scene) -> None:
     scene.fails = evict
     report = scene.delivery(A).tick("")
     assert scene.ids() == ["x.0", "x.0", "x.1"]
-    assert (report.delivered, report.explanation) == (0, "Another deployment has taken over.")
+    assert (report.delivered, report.explanation) == (
+        0,
+        "Another deployment took over the delivery.",
+    )
 
 
 def test_a_deployment_without_a_live_node_delivers_nothing(scene: Scene) -> None:
@@ -227,7 +230,7 @@ def test_a_tick_ends_in_time(scene: Scene) -> None:
     scene.commit(X, 5)
     delivery = scene.delivery()
     report = delivery.tick("")
-    assert (report.delivered, report.left) == (2, 3)
+    assert (report.delivered, report.waiting) == (2, 3)
     assert "next tick" in report.explanation
     assert delivery.tick("").delivered == 2
 

@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.sensors.outbox import not_shown, outbox_step
+from dagster_leasehold.sensors.outbox import outbox_step, without_materialization
 from tests.unit.sensors.streams import MirroringSource, memory_deployment, run_step, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")
@@ -73,7 +73,7 @@ def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged(instan
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 3)
     outcome = run_step(outbox_step(stream, deployment), instance)
-    assert "3 delivered as 1 materializations" in outcome.line
+    assert "reported 3 commits as 1 materializations" in outcome.line
     (event,) = materialized(instance, stream)
     assert event.partition == "0"
     assert event.metadata["records"].value == 30
@@ -97,7 +97,7 @@ def test_reported_rows_without_a_flag_are_flagged_and_not_reported_again(instanc
         assert "does not answer" in run_step(outbox_step(stream, deployment), instance).line
     assert len(store.pending_events(stream.key)) == 3
     again = run_step(outbox_step(stream, deployment), instance)
-    assert "3 delivered as 0 materializations" in again.line
+    assert "reported 3 commits as 0 materializations" in again.line
     assert len(materialized(instance, stream)) == 1
     assert store.pending_events(stream.key) == []
 
@@ -117,9 +117,11 @@ def test_batches_that_a_dead_run_reported_are_not_reported_again(instance):
     events = store.pending_events(stream.key)
     third = replace(events[-1], sequence=9, batch_id="0.2")
     events = [replace(event, run=done.run_id) for event in (*events, third)]
-    assert not_shown(instance, stream, events) == [events[-1]]
+    assert without_materialization(instance, stream, events) == [events[-1]]
     others = [replace(event, run="another") for event in events]
-    assert not_shown(instance, stream, others) == others, "a run answers for its own batches"
+    assert without_materialization(instance, stream, others) == others, (
+        "a run answers for its own batches"
+    )
 
 
 def test_batches_of_another_deployments_run_are_left_to_it_while_its_node_is_there(instance):
@@ -127,7 +129,7 @@ def test_batches_of_another_deployments_run_are_left_to_it_while_its_node_is_the
     deployment, store = memory_deployment("here")
     commit_batches(store, stream, "unknown", 1, address="dagster-elsewhere")
     step = outbox_step(stream, deployment)
-    assert "1 left to their runs" in run_step(step, instance).line
+    assert "1 left to active runs" in run_step(step, instance).line
     assert materialized(instance, stream) == []
     store.leave(stream.key, LOCAL, "i")
     run_step(step, instance)
@@ -140,7 +142,7 @@ def test_batches_of_a_live_run_are_left_to_it(instance):
     run = dg.DagsterRun(job_name="consume_orders_eu", status=dg.DagsterRunStatus.STARTED)
     instance.add_run(run)
     commit_batches(store, stream, run.run_id, 2)
-    assert "2 left to their runs" in run_step(outbox_step(stream, deployment), instance).line
+    assert "2 left to active runs" in run_step(outbox_step(stream, deployment), instance).line
     assert materialized(instance, stream) == []
 
 

@@ -7,7 +7,7 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.partitions import NODE_TAG, asset_key
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.sensors.launch_choice import work_left
+from dagster_leasehold.sensors.launch_choice import next_work
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import A, Scene, served
@@ -39,9 +39,9 @@ def test_a_shard_with_unknown_work_does_not_stop_others(instance, monkeypatch):
     def broken(check_point: str | None, bounds: ShardBounds, *args: object, **given: object):
         if bounds.end == "7":
             raise KeyError("unforeseen")
-        return work_left(check_point, bounds, "begin")
+        return next_work(check_point, bounds, "begin")
 
-    monkeypatch.setattr("dagster_leasehold.sensors.launch_round.work_left", broken)
+    monkeypatch.setattr("dagster_leasehold.sensors.launch_round.next_work", broken)
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "1", "3"})
 

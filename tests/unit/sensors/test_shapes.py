@@ -204,5 +204,5 @@ def test_a_node_of_the_same_name_in_another_deployment_delivers_no_batch_of_ours
                 scene.stream.key, taken, observer="test", displaced_lease_id=row.lease_id
             )
         result = scene.tick(on_commit_step(scene.stream, scene.deployment))
-        assert "No node that this deployment serves" in result.line
+        assert "No live node of the group belongs to this deployment" in result.line
         assert scene.calls == []

@@ -16,14 +16,14 @@ from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
-from dagster_leasehold.sensors.launch_choice import LOOK_S
+from dagster_leasehold.sensors.launch_choice import TICK_INTERVAL_S
 from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.tick_watch import (
     ENDED_S,
     POLL_S,
     WATCH_S,
     QuietShard,
-    Served,
+    ServedShards,
     TickWatch,
 )
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -39,7 +39,7 @@ class Watched:
     def __init__(self, instance: dg.DagsterInstance, commit_interval_s: float = 0.0) -> None:
         self.instance = instance
         self.now_s, self.looks = 0.0, 0
-        self.served = Served(QUIET)
+        self.served = ServedShards(QUIET)
         self.source = ScriptedSource(ends={"0": 5})
         self.happens: list[tuple[float, Callable[[], object]]] = []
         self.watch = TickWatch(self.source, commit_interval_s, lambda: self.now_s)
@@ -50,8 +50,8 @@ class Watched:
         while self.happens and self.happens[0][0] <= self.now_s:
             self.happens.pop(0)[1]()
 
-    def news(self) -> bool:
-        return self.watch.news(self.instance, self.served, 0.0, self.wait)
+    def wait_for_work(self) -> bool:
+        return self.watch.wait_for_work(self.instance, self.served, 0.0, self.wait)
 
 
 @pytest.fixture
@@ -65,44 +65,44 @@ def instance(monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
 def test_a_record_is_seen_within_half_a_second(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.happens = [(1.2, lambda: watched.source.ends.update({"0": 6}))]
-    assert watched.news()
+    assert watched.wait_for_work()
     assert watched.now_s <= 1.2 + POLL_S
 
 
 def test_the_tick_ends_before_the_next_one(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
-    assert not watched.news()
-    assert WATCH_S - POLL_S < watched.now_s <= WATCH_S < LOOK_S
+    assert not watched.wait_for_work()
+    assert WATCH_S - POLL_S < watched.now_s <= WATCH_S < TICK_INTERVAL_S
 
 
 def test_a_finished_shard_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.happens = [(1.0, lambda: watched.source.finished.add("0"))]
-    assert watched.news()
+    assert watched.wait_for_work()
 
 
 def test_no_tick_waits_if_the_next_one_is_soon_enough(instance: dg.DagsterInstance) -> None:
-    watched = Watched(instance, commit_interval_s=LOOK_S)
-    assert not watched.news()
+    watched = Watched(instance, commit_interval_s=TICK_INTERVAL_S)
+    assert not watched.wait_for_work()
     assert watched.looks == 0
 
 
 def test_no_tick_waits_if_it_would_delay_other_sensors() -> None:
     with dg.DagsterInstance.ephemeral() as without_threads:
         watched = Watched(without_threads)
-        assert not watched.news()
+        assert not watched.wait_for_work()
         assert watched.looks == 0
 
 
 def test_a_completed_tick_is_not_delayed(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
-    assert not watched.watch.news(instance, watched.served, 0.0, lambda _: True)
+    assert not watched.watch.wait_for_work(instance, watched.served, 0.0, lambda _: True)
 
 
 def test_a_failing_source_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     watched.happens = [(1.0, lambda: setattr(watched.source, "down", "the service is away"))]
-    assert not watched.news()
+    assert not watched.wait_for_work()
     assert watched.now_s == 1.0
 
 
@@ -115,7 +115,7 @@ def test_a_slow_source_is_polled_less_often(instance: dg.DagsterInstance) -> Non
         return asked(shards)
 
     watched.source.bounds = slow  # type: ignore[method-assign]
-    assert not watched.news()
+    assert not watched.wait_for_work()
     assert watched.looks == 2
 
 
@@ -130,16 +130,16 @@ def process() -> Generator[subprocess.Popen[bytes]]:
 def test_a_run_whose_process_ends_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
     with process() as run:
-        watched.served = Served({}, [str(ProcessIdentity.of(run.pid))])
+        watched.served = ServedShards({}, [str(ProcessIdentity.of(run.pid))])
         watched.happens = [(1.2, lambda: (run.kill(), run.wait()))]
-        assert watched.news()
+        assert watched.wait_for_work()
     assert watched.now_s <= 1.2 + ENDED_S
 
 
 def test_a_released_shard_ends_the_wait(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
-    watched.served = Served(QUIET, freed=lambda: watched.now_s >= 1.2)
-    assert watched.news()
+    watched.served = ServedShards(QUIET, freed=lambda: watched.now_s >= 1.2)
+    assert watched.wait_for_work()
     assert watched.now_s <= 1.2 + POLL_S
 
 

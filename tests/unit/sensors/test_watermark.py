@@ -80,7 +80,7 @@ class Scene:
         self.cursor = result.cursor
         return result
 
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         requests = self.tick().run_requests or []
         assert all(request.partition_key in str(request.run_key) for request in requests)
         return [str(request.run_key).removeprefix("hourly:") for request in requests]
@@ -120,23 +120,23 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_an_hour_is_requested_once_every_shard_has_passed_it(scene: Scene) -> None:
     scene.append("0", 5, 65)
-    assert scene.asked() == []
+    assert scene.requested() == []
     assert "held back by shard 1, which has no output yet" in str(scene.tick().skip_reason)
     scene.append("1", 5, 59)
-    assert scene.asked() == []
+    assert scene.requested() == []
     assert "shard 1 has reached 2026-03-01T12:59" in str(scene.tick().skip_reason)
     scene.append("1", 185)
     scene.append("0", 130)
-    assert scene.asked() == [hour(0), hour(1)]
-    assert scene.asked() == []
+    assert scene.requested() == [hour(0), hour(1)]
+    assert scene.requested() == []
 
 
 def test_a_lost_cursor_requests_the_same_run_keys(scene: Scene) -> None:
     scene.append("0", 65)
     scene.append("1", 65)
-    first = scene.asked()
+    first = scene.requested()
     scene.cursor = None
-    assert scene.asked() == first == [hour(0)]
+    assert scene.requested() == first == [hour(0)]
     assert len(scene.cursor or "") < 100
 
 
@@ -144,16 +144,16 @@ def test_a_split_in_progress_delays_hours(scene: Scene) -> None:
     scene.append("0", 30, 65)
     scene.append("1", 70, 200)
     scene.world.log.split("0")
-    assert scene.asked() == []
+    assert scene.requested() == []
     reason = str(scene.tick().skip_reason)
     assert "held back by shard 2, which is new to the group" in reason
     scene.consume()
     assert scene.world.lease("0").state == "over"
     assert "held back by shard 2, which has no output yet" in str(scene.tick().skip_reason)
     scene.append("2", 40, 130)
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.append("3", 61)
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
 
 
 def test_an_idle_shard_delays_hours_without_idle_after_s(tmp_path: Path) -> None:
@@ -161,28 +161,28 @@ def test_an_idle_shard_delays_hours_without_idle_after_s(tmp_path: Path) -> None
         scene = Scene(tmp_path / str(allowance_s), idle_after_s=allowance_s)
         scene.append("0", 5, 65)
         scene.append("1", 5)
-        assert scene.asked() == []
+        assert scene.requested() == []
         scene.now_s += 59
-        assert scene.asked() == []
+        assert scene.requested() == []
         scene.append("1", 6, consume=False)
         scene.now_s += 59
-        assert scene.asked() == [], "it has something to read, so it is not idle"
+        assert scene.requested() == [], "it has something to read, so it is not idle"
         scene.consume()
-        assert scene.asked() == []
+        assert scene.requested() == []
         scene.now_s += 61
-        assert scene.asked() == expected
+        assert scene.requested() == expected
 
 
 def test_a_restart_resets_the_idle_time(tmp_path: Path) -> None:
     scene = Scene(tmp_path, idle_after_s=60.0)
     scene.append("0", 65)
     scene.append("1", 5)
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.now_s += 61
     scene.restart()
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.now_s += 61
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
 
 
 def test_a_source_without_bounds_is_read_from_the_checkpoints(
@@ -196,15 +196,15 @@ def test_a_source_without_bounds_is_read_from_the_checkpoints(
     scene.append("0", 65)
     scene.append("1", 5)
     monkeypatch.setattr(LocalLog, "bounds_after", bounds_after, raising=False)
-    assert scene.asked() == []
+    assert scene.requested() == []
     scene.now_s += 61
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
 
 
 def test_late_records_are_counted_once_and_dropped(scene: Scene) -> None:
     scene.append("0", 5, 125)
     scene.append("1", 5, 125)
-    assert scene.asked() == [hour(0), hour(1)]
+    assert scene.requested() == [hour(0), hour(1)]
     scene.append("0", 7, 8, 130)
     scene.tick()
     assert scene.late() == {}, "the hours' runs may have read them: nobody can tell yet"
@@ -256,20 +256,20 @@ def test_a_rerun_is_requested_with_a_separate_key_and_a_minimum_pause(tmp_path: 
     scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
     scene.append("0", 5, 65)
     scene.append("1", 5, 65)
-    assert scene.asked() == [hour(0)]
+    assert scene.requested() == [hour(0)]
     scene.make(0)
     scene.append("0", 6)
-    assert scene.asked() == [hour(0, "late.2")]
-    assert scene.asked() == []
+    assert scene.requested() == [hour(0, "late.2")]
+    assert scene.requested() == []
     scene.append("0", 7)
-    assert scene.asked() == [], "the same hour again has to wait"
+    assert scene.requested() == [], "the same hour again has to wait"
     scene.now_s += 61
-    assert scene.asked() == [hour(0, "late.3")]
+    assert scene.requested() == [hour(0, "late.3")]
     scene.restart()
-    assert scene.asked() == [], "the cursor tells that it was asked for"
+    assert scene.requested() == [], "the cursor tells that it was asked for"
     scene.make(0)
     scene.now_s += 61
-    assert scene.asked() == []
+    assert scene.requested() == []
     assert scene.late() == {"2026-03-01-12:00": 2}
 
 
@@ -279,10 +279,10 @@ def test_hours_in_the_future_of_this_host_wait(tmp_path: Path) -> None:
     years = 60 * 24 * 365 * 100
     scene.append("0", 5, years)
     scene.append("1", 5, years)
-    assert len(scene.asked()) == 24, "and not more in one tick"
+    assert len(scene.requested()) == 24, "and not more in one tick"
     scene.cursor = (NOON + 365 * 50 * 24 * HOUR).isoformat()
-    assert scene.asked() == []
-    assert "ahead of this host's clock" in str(scene.tick().skip_reason)
+    assert scene.requested() == []
+    assert "in the future by this host's clock" in str(scene.tick().skip_reason)
 
 
 def test_an_unavailable_source_is_reported_and_the_cursor_stays(

@@ -98,7 +98,7 @@ def test_a_shard_of_a_missing_rank_stays_unassigned():
     store = free_shards_of(AssignmentMode.MODULO, node_row(A, Modulo(2, 0), address="here"))
     assert claims(store, "0") == A
     text = sentence(standing(store, "1"))
-    assert "no live node takes runs with node_id 1 of 2" in text
+    assert "no live node that takes runs has node_id 1 of 2" in text
     assert "leasehold plan --explain" in text
 
 
@@ -107,7 +107,7 @@ def test_no_shard_is_claimed_while_nodes_contradict_each_other():
     by_modulo = replace(store.snapshot(KEY).group, assignment=AssignmentMode.MODULO)
     store.update_group(by_modulo, observer="test")
     text = sentence(standing(store, "0"))
-    assert "the modulo settings of 2 nodes do not fit" in text
+    assert "the modulo settings of 2 nodes conflict" in text
     assert "leasehold plan --explain" in text
 
 
@@ -118,7 +118,7 @@ def test_a_free_shard_goes_to_the_node_that_names_it_in_a_pinned_group():
         node_row(B, Pinned({"0": -1}), address="here"),
     )
     assert claims(store, "0") == B
-    assert "no live node that takes runs names it" in sentence(standing(store, "1"))
+    assert "no live node that takes runs is pinned to it" in sentence(standing(store, "1"))
 
 
 def test_a_free_shard_planned_for_another_deployment_is_refused():
@@ -144,7 +144,7 @@ def test_a_node_that_accepts_no_runs_claims_nothing():
 def test_a_shard_that_its_source_closed_is_refused():
     store = store_with_members(A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
-    assert "lets no consumer subscribe" in sentence(standing(store, "1"))
+    assert "does not allow consumers to subscribe" in sentence(standing(store, "1"))
 
 
 def test_a_free_shard_without_any_member_is_refused():
@@ -186,7 +186,7 @@ def test_the_holder_does_not_consume_a_shard_that_its_source_closed():
     store = store_with_members(A)
     claim(store, ONE, A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
-    assert "lets no consumer subscribe" in sentence(standing(store, "1"))
+    assert "does not allow consumers to subscribe" in sentence(standing(store, "1"))
 
 
 def test_a_finished_shard_of_a_paused_group_is_reported_as_finished():

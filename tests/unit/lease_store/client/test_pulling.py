@@ -377,7 +377,9 @@ def test_a_shard_that_its_source_closed_is_not_connected(
     for _ in range(beats):
         clock.pass_s(BEAT_S)
         client.beat()
-    with pytest.raises(ShardOccupied, match="its source lets no consumer subscribe to it now"):
+    with pytest.raises(
+        ShardOccupied, match="its source does not allow consumers to subscribe to it now"
+    ):
         client.connect(S0)
     assert owner(store) == "a", "it stays assigned"
     store.sync_shards(KEY, [ShardListing(S0)], observer="test")

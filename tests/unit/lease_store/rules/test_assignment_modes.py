@@ -123,7 +123,7 @@ def test_modulo_leaves_the_shards_of_a_missing_node_unassigned() -> None:
     assert decided.actions == ()
     assert dict(decided.counts) == {"node-a": 2, "node-b": 1}
     assert [str(left) for left in decided.unassigned] == [
-        "1 is left: no live node takes runs with node_id 1 of 3"
+        "no new node for shard 1: no live node that takes runs has node_id 1 of 3"
     ]
 
 

@@ -237,7 +237,7 @@ def test_shards_that_no_node_can_take_are_reported() -> None:
     decided = plan(snapshot([node("node-a"), node("node-b")], leases, node_cap=2), live=NODES)
     assert len(decided.actions) == 4
     assert [str(left) for left in decided.unassigned] == [
-        "4 is left: every live node has as many shards as it may"
+        "no new node for shard 4: every live node has as many shards as the node cap"
     ]
 
 
@@ -257,13 +257,13 @@ def test_the_explanation_names_each_move_its_reason_and_the_bound() -> None:
     leases = [shard(str(i), "node-a") for i in range(4)] + [shard("4")]
     decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
     lines = decided.explain()
-    assert lines[0] == "5 shards can be consumed by 2 live nodes, 2 or 3 each"
-    assert any(line.startswith("claim 4 for node-b: it is free") for line in lines)
+    assert lines[0] == "5 consumable shards on 2 live nodes, 2 or 3 each"
+    assert any(line.startswith("node-b claims shard 4: it is unassigned") for line in lines)
     assert any(
-        line.startswith("transfer 3 from node-a to node-b: node-a has more") for line in lines
+        line.startswith("shard 3 moves from node-a to node-b: node-a has more") for line in lines
     )
-    assert "2 changes of owner; the fewest possible are 2" in lines
-    assert "node-a holds 4 and its share is 3: 1 must leave it" in lines
+    assert "2 moves; every plan needs at least 2" in lines
+    assert "node-a has 4 shards and a share of 3, so 1 must move" in lines
 
 
 def test_names_are_sorted_in_natural_order() -> None:
@@ -372,7 +372,8 @@ def test_a_holder_over_its_cap_keeps_shards_that_no_node_can_take() -> None:
     decided = plan(snap, live=NODES)
     assert moves_of(decided) == [("BeginTransfer", "3", "node-b")]
     assert [str(left) for left in decided.unassigned] == [
-        "2 is left: node-a has more than it may, but no other node has room"
+        "no new node for shard 2: "
+        "node-a has more shards than the node cap, but no other node has room"
     ]
 
 
@@ -387,11 +388,11 @@ def test_the_proof_counts_each_reason_to_move() -> None:
     ]
     decided = plan(snapshot(nodes, leases), live=[*NODES, "node-y", "node-z"])
     assert decided.proof == (
-        "node-a holds 4 and its share is 3: 1 must leave it",
-        "1 unassigned shards must be claimed",
-        "1 are held by nodes that take no runs: each must go",
-        "1 are promised to nodes that take no runs",
-        "the larger shares are where most can stay, so that no fewer can move",
+        "node-a has 4 shards and a share of 3, so 1 must move",
+        "1 unassigned shard must be claimed",
+        "1 shard of nodes that take no runs must move",
+        "1 transfer to nodes that take no runs must end",
+        "larger shares go to nodes with more shards, so that the fewest shards move",
     )
     assert decided.moves == decided.moves_minimum == 4
 
@@ -400,8 +401,8 @@ def test_the_proof_of_a_balanced_group_lists_only_the_larger_shares() -> None:
     leases = [shard("0", "node-a"), shard("1", "node-b"), shard("2", "node-a")]
     decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
     assert decided.proof == (
-        "the larger shares are where most can stay, so that no fewer can move",
+        "larger shares go to nodes with more shards, so that the fewest shards move",
     )
-    assert decided.summary == "3 shards can be consumed by 2 live nodes, 1 or 2 each"
+    assert decided.summary == "3 consumable shards on 2 live nodes, 1 or 2 each"
     alone = plan(snapshot([node("node-a")], leases[:1]), live=NODES)
-    assert alone.summary == "1 shards can be consumed by one live node, 1 each"
+    assert alone.summary == "1 consumable shard on 1 live node, 1 each"

@@ -13,10 +13,10 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.publication_rows import LATE_S, ShardLag
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.supervision.daemon_health import (
-    LOOK_S,
-    SERVER,
+    CHECK_S,
+    ITERATION_MAX_S,
+    SERVER_LOOP,
     SILENT_MAX_S,
-    TURN_MAX_S,
     DaemonHealth,
 )
 from tests.sources.world import START
@@ -49,8 +49,8 @@ class Scene:
     def look_for(self, seconds: float) -> None:
         until = self.seconds + seconds
         while self.seconds < until:
-            self.seconds += LOOK_S
-            self.health.look()
+            self.seconds += CHECK_S
+            self.health.check()
 
     @property
     def pages(self) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def test_a_daemon_is_ready_after_its_own_first_heartbeat() -> None:
     scene.look_for(60.0)
     assert scene.pages == ("", "Dagster's daemon has run no sensors yet.")
     scene.beating = True
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == ("", "")
 
 
@@ -74,14 +74,14 @@ def test_a_daemon_without_heartbeats_needs_a_restart() -> None:
     scene.beating = False
     scene.look_for(SILENT_MAX_S)
     assert scene.pages == ("", "")
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == ("Dagster's daemon has run no sensors for 310 s.",) * 2
 
 
 def test_a_daemon_that_never_beat_needs_a_restart() -> None:
     scene = Scene()
     scene.beating = False
-    scene.look_for(SILENT_MAX_S + 2 * LOOK_S)
+    scene.look_for(SILENT_MAX_S + 2 * CHECK_S)
     assert scene.health.unhealthy()
 
 
@@ -92,17 +92,17 @@ def test_an_unavailable_storage_needs_no_restart_of_the_daemon() -> None:
     scene.look_for(2 * SILENT_MAX_S)
     assert scene.pages == ("", "Dagster's storage did not answer: OSError.")
     scene.storage_error = None
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == ("", "")
 
 
 def test_a_hanging_loop_needs_a_restart_of_the_daemon() -> None:
     scene = Scene()
-    scene.health.turned(SERVER)
-    scene.look_for(TURN_MAX_S)
+    scene.health.record_iteration(SERVER_LOOP)
+    scene.look_for(ITERATION_MAX_S)
     assert scene.health.unhealthy() == ""
-    scene.look_for(LOOK_S)
-    silent = "Dagster's daemon has not looked after its code server for 130 s."
+    scene.look_for(CHECK_S)
+    silent = "Dagster's daemon has not checked its code server for 130 s."
     assert scene.pages == (silent, silent)
 
 
@@ -113,16 +113,16 @@ def test_an_overdue_publication_is_not_ready_and_needs_no_restart(hours: int) ->
     scene.look_for(30.0)
     date = utc_now() + timedelta(hours=hours)
     scene.waiting = [ShardLag(SHARD, 1, 2, 40, date)]
-    scene.look_for(LATE_S + LOOK_S)
+    scene.look_for(LATE_S + CHECK_S)
     assert scene.pages == ("", "")
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == (
         "",
         "The table of orders/default is behind: 2 committed batches with 40 records wait since "
         f"{date:%Y-%m-%d %H:%M:%S} UTC.",
     )
     scene.waiting = []
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == ("", "")
 
 
@@ -131,7 +131,7 @@ def test_a_table_that_is_published_regularly_is_not_overdue() -> None:
     scene.look_for(30.0)
     for number in range(1, 100):
         scene.waiting = [ShardLag(SHARD, number, 30, 40, START)]
-        scene.look_for(LOOK_S)
+        scene.look_for(CHECK_S)
         assert scene.pages == ("", "")
 
 
@@ -142,7 +142,7 @@ def test_a_table_that_is_published_too_slowly_is_overdue() -> None:
     sentences = set[str]()
     for number in range(1, 100):
         scene.waiting = [ShardLag(SHARD, number, 32, 40, START)]
-        scene.look_for(LOOK_S)
+        scene.look_for(CHECK_S)
         sentences.add(scene.pages[1])
     assert any("is behind" in each for each in sentences)
 
@@ -153,7 +153,7 @@ def test_an_unavailable_lease_store_is_reported_with_its_error() -> None:
     scene.look_for(30.0)
     assert scene.pages == ("", "The lease store does not answer.")
     scene.store_error = OSError("Dagster's storage is gone")
-    scene.look_for(LOOK_S)
+    scene.look_for(CHECK_S)
     assert scene.pages == ("", "Dagster's storage did not answer: OSError.")
 
 

@@ -21,7 +21,7 @@ def page(at: Endpoint, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 def test_each_health_page_names_the_problem_or_ok() -> None:
-    sentences = {HEALTH: "", READINESS: "Node a has no recent beat in group orders/default."}
+    sentences = {HEALTH: "", READINESS: "Node a has no recent heartbeat in group orders/default."}
     checks = {path: (lambda path=path: sentences[path]) for path in sentences}
     with health_pages(ANYWHERE, checks) as at:
         assert page(at, HEALTH) == (200, "ok\n")

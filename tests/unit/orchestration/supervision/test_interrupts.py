@@ -14,8 +14,8 @@ from contextlib import suppress
 import pytest
 
 from dagster_leasehold.orchestration.supervision.interrupts import (
+    deferred_signals,
     ended_by_signals,
-    held_back,
     stop_event,
 )
 
@@ -160,7 +160,7 @@ def test_a_signal_waits_for_the_end_of_a_few_steps() -> None:
 
     def work() -> None:
         with ended_by_signals():
-            with held_back():
+            with deferred_signals():
                 kill(signal.SIGTERM)
                 steps.append("in the block")
             steps.append("after it")
@@ -174,7 +174,7 @@ def test_a_signal_is_delivered_though_the_steps_fail() -> None:
     """Goal: a child that cannot be started while its parent is stopped."""
 
     def fail() -> None:
-        with held_back():
+        with deferred_signals():
             kill(signal.SIGTERM)
             raise FileNotFoundError
 
@@ -187,7 +187,7 @@ def test_a_signal_is_delivered_though_the_steps_fail() -> None:
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with held_back():
+        with deferred_signals():
             kill(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -198,7 +198,7 @@ def test_threads_are_never_interrupted_and_need_not_wait() -> None:
     entered: list[bool] = []
 
     def work() -> None:
-        with held_back():
+        with deferred_signals():
             entered.append(True)
 
     thread = threading.Thread(target=work)

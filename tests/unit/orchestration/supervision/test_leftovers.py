@@ -22,7 +22,7 @@ COMMAND = """
 import os, sys, time
 from pathlib import Path
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.leftovers import running_alone
+from dagster_leasehold.orchestration.supervision.leftovers import home_lock
 home = Path(sys.argv[1])
 sleeper = ChildProcess(
     "the sleeper",
@@ -30,7 +30,7 @@ sleeper = ChildProcess(
     log=home / "sleeper.log",
     environment=dict(os.environ),
 )
-with running_alone(home), sleeper:
+with home_lock(home), sleeper:
     print("at work", flush=True)
     sys.stdin.read()
 """

@@ -32,12 +32,12 @@ from dagster_leasehold.orchestration.supervision import node_agent
 from dagster_leasehold.orchestration.supervision.code_server import (
     AgentState,
     CodeServer,
-    answering_alone,
+    node_lock,
 )
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
-from dagster_leasehold.sensors.tick_mark import leave_tick_mark
+from dagster_leasehold.sensors.tick_mark import write_tick_mark
 from tests.waiting import wait_for
 
 KEY = GroupKey.parse("default", "orders")
@@ -60,10 +60,10 @@ class Server(CodeServer):
     def silent_s(self) -> float:
         return self.silence_s
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         return self.answers
 
-    def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
+    def adopt_runs(self, sessions: Sequence[ProcessIdentity]) -> None:
         self.sessions += sessions
 
     def stop(self) -> None:
@@ -136,7 +136,7 @@ class SilentStore(MemoryStore):
         self.sentences = set[str]()
         self.unhealthy: Callable[[], str] = str
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         self.looks += 1
         return True
 
@@ -211,11 +211,11 @@ def test_a_node_with_a_silent_code_server_keeps_beating_and_transfers_its_shards
 def test_a_node_with_a_silent_rebalance_sensor_accepts_no_runs_until_it_ticks(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "CHECK_S", 0.1)
     monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
 
     def tick() -> None:
-        leave_tick_mark(scene.instance, KEY)
+        write_tick_mark(scene.instance, KEY)
 
     tick()
     with scene.at_work():
@@ -238,9 +238,9 @@ def test_a_node_with_a_silent_sensor_accepts_runs_while_a_run_has_a_shard_open(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The working run opens shards that the node gains. No other run would be launched."""
-    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "CHECK_S", 0.1)
     monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
-    leave_tick_mark(scene.instance, KEY)
+    write_tick_mark(scene.instance, KEY)
     with scene.at_work():
         until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
         opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
@@ -264,7 +264,7 @@ def test_the_shards_of_a_run_whose_process_ended_are_free_within_a_second(
         return ["run-1"] if ended.is_set() else []
 
     monkeypatch.setattr(NodeRuns, "fail_dead", fail_dead)
-    monkeypatch.setattr(node_agent, "RUNS_LOOK_S", DEADLINE_S)
+    monkeypatch.setattr(node_agent, "RUNS_CHECK_S", DEADLINE_S)
     with scene.at_work():
         until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
         scene.instance.add_run(
@@ -310,7 +310,7 @@ def test_a_stopping_agent_transfers_its_shards_to_a_node_that_accepts_runs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No shard is without an owner, and the run continues until the next one has it."""
-    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "CHECK_S", 0.1)
     planner = Rebalancer(
         scene.store,
         KEY,
@@ -345,8 +345,8 @@ def test_a_stopping_agent_waits_for_an_unavailable_store(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its runs continue meanwhile; if they were stopped, their shards would have no owner."""
-    monkeypatch.setattr(node_agent, "LOOK_S", 0.02)
-    monkeypatch.setattr(node_agent, "KEEP_S", 0.02)
+    monkeypatch.setattr(node_agent, "CHECK_S", 0.02)
+    monkeypatch.setattr(node_agent, "LOOP_S", 0.02)
     asked, progress = Counter[str](), scene.store.progress
 
     def away(*_: object) -> NoReturn:
@@ -372,7 +372,7 @@ def test_a_stopping_agent_waits_for_an_unavailable_store(
 
 def test_a_stopping_agent_does_not_wait_for_a_plan_without_a_planner(scene: Scene) -> None:
     def tick() -> None:
-        leave_tick_mark(scene.instance, KEY)
+        write_tick_mark(scene.instance, KEY)
 
     tick()
     with scene.at_work() as stopping:
@@ -403,10 +403,10 @@ def test_an_agent_with_a_hanging_loop_is_unhealthy(
         return ""
 
     monkeypatch.setattr(NodeAgent, "_beat", hangs)
-    monkeypatch.setattr(node_agent, "TURN_MAX_S", 3.0)
+    monkeypatch.setattr(node_agent, "ITERATION_MAX_S", 3.0)
     with scene.at_work():
         assert beating.wait(DEADLINE_S)
-        until(lambda: "node a has not tried to beat for" in scene.agent.unhealthy())
+        until(lambda: "node a has not tried to send a heartbeat for" in scene.agent.unhealthy())
         resumed.set()
         until(lambda: not scene.agent.unhealthy())
 
@@ -416,15 +416,15 @@ def test_an_unavailable_database_needs_no_restart_of_an_agent_with_many_groups(
 ) -> None:
     """Method: a round of 30 beats takes three minutes, longer than a turn may; so does leaving."""
     # The store's clock runs up to 300 times as fast as the clock of the loops.
-    monkeypatch.setattr(node_agent, "KEEP_S", 0.01)
-    monkeypatch.setattr(node_agent, "LOOK_S", 0.01)
+    monkeypatch.setattr(node_agent, "LOOP_S", 0.01)
+    monkeypatch.setattr(node_agent, "CHECK_S", 0.01)
     store = SilentStore()
     further = [GroupKey.parse("default", f"stream-{number}") for number in range(29)]
     away = Scene(
         scene.folder, scene.instance, store=store, further=further, clock=lambda: store.seconds
     )
     store.unhealthy = away.agent.unhealthy
-    monkeypatch.setattr(away.server, "look", store.look)
+    monkeypatch.setattr(away.server, "check", store.check)
     with away.at_work():
         until(lambda: store.asked["pulse"] > 2 * 30)
         assert away.agent.not_ready()
@@ -461,8 +461,8 @@ def test_notes_of_another_deployment_are_not_used(tmp_path: Path) -> None:
 
 def test_a_second_agent_of_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with (
-        answering_alone(tmp_path, A),
-        pytest.raises(NodeNameTaken, match=r"^Another `leasehold node` answers to node 'a'[^\n]+$"),
-        answering_alone(tmp_path, A),
+        node_lock(tmp_path, A),
+        pytest.raises(NodeNameTaken, match=r"^Another `leasehold node` runs node 'a'[^\n]+$"),
+        node_lock(tmp_path, A),
     ):
         pass

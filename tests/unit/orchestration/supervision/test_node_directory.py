@@ -35,7 +35,7 @@ def test_an_address_is_parsed() -> None:
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:0", "host:70000"])
 def test_a_wrong_address_is_one_sentence(text: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"is not of the form HOST:PORT\.$"):
+    with pytest.raises(InvalidSetting, match=r"is not valid: use HOST:PORT\.$"):
         Endpoint.parse(text)
 
 

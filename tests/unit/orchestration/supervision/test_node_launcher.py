@@ -116,7 +116,9 @@ def test_a_run_of_a_node_without_an_agent_uses_the_launcher_of_dagster(scene: Sc
 def test_a_run_of_a_node_that_left_fails_with_one_sentence(scene: Scene) -> None:
     publish(scene.instance, "b", AT)
     withdraw(scene.instance, "b")
-    with pytest.raises(DagsterLaunchFailedError, match="Node b takes no runs: its agent has left"):
+    with pytest.raises(
+        DagsterLaunchFailedError, match="Node b takes no runs, because its agent has left"
+    ):
         scene.launch(tagged())
 
 

@@ -31,7 +31,7 @@ def test_free_space_is_that_of_the_account(
     assert free_bytes(home) == blocks * MIB
     assert asked == [tmp_path]
     require_room(home, blocks * MIB)
-    with pytest.raises(NoSpace, match=f"has {blocks} MiB left, and {blocks + 1} MiB are needed"):
+    with pytest.raises(NoSpace, match=f"has {blocks} MiB left, but {blocks + 1} MiB are needed"):
         require_room(home, (blocks + 1) * MIB)
 
 

@@ -26,7 +26,7 @@ from dagster_leasehold.orchestration.supervision.steady_daemon import (
     HUNG_S,
     ClockWatch,
     SteadyServer,
-    forget_later_ticks,
+    delete_future_ticks,
 )
 
 
@@ -67,7 +67,7 @@ class Scene:
 
     def look_after(self, seconds: float) -> None:
         self.now += seconds
-        self.server.look()
+        self.server.check()
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_ticks_with_future_times_are_deleted(ahead_s: float, stays: bool) -> Non
     state = InstigatorState(sensor, InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
     with dg.instance_for_test() as instance:
         instance.add_instigator_state(state)
-        forget_later_ticks(instance, 1_000_000.0)
+        delete_future_ticks(instance, 1_000_000.0)
         (after,) = instance.all_instigator_state()
     assert isinstance(after.instigator_data, SensorInstigatorData)
     assert (after.instigator_data.last_tick_timestamp is not None) is stays
@@ -178,7 +178,7 @@ def test_the_daemon_restarts_if_the_clock_was_set_back_and_otherwise_ends(
             set_back.set()
         raise (SystemExit if len(began) == 1 else KeyboardInterrupt)
 
-    monkeypatch.setattr(steady_daemon, "forget_later_ticks", lambda *_: None)
+    monkeypatch.setattr(steady_daemon, "delete_future_ticks", lambda *_: None)
     with dg.instance_for_test(), pytest.raises(KeyboardInterrupt):
-        steady_daemon.run_anew(run, set_back)
+        steady_daemon.run_daemon(run, set_back)
     assert began == [0, 1, 2]

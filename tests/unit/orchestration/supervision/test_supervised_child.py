@@ -48,7 +48,7 @@ class Scene:
         message: list[str] = []
         for _ in range(int(seconds)):
             self.now_s += 1.0
-            if sentence := self.supervised.look():
+            if sentence := self.supervised.check():
                 message.append(sentence)
         return message
 
@@ -68,9 +68,7 @@ def test_a_dead_child_is_restarted_after_a_bounded_wait() -> None:
         while scene.child.started == before:
             assert scene.look_for(1) == [], "it says so once"
         waits.append(scene.now_s - at)
-    assert message == (
-        "The daemon ended with code 1, and is started again in 30 s: see daemon.log."
-    )
+    assert message == ("The daemon ended with code 1 and restarts in 30 s: see daemon.log.")
     assert waits[:3] == [1.0, 2.0, 4.0]
     assert waits[-1] == PAUSE_MAX_S
 
@@ -83,7 +81,7 @@ def test_a_child_that_ran_for_long_is_restarted_at_once() -> None:
     scene.look_for(STEADY_S + 1)
     scene.child.code = 1
     (message,) = scene.look_for(1)
-    assert "again in 1 s" in message
+    assert "restarts in 1 s" in message
 
 
 def test_a_user_mistake_is_reported_once_and_retried() -> None:
@@ -93,8 +91,7 @@ def test_a_user_mistake_is_reported_once_and_retried() -> None:
         scene.child.code, scene.child.last = 2, "Another live process answers to node 'a'."
         sentences = scene.look_for(PAUSE_MAX_S + 1)
         assert sentences == ([] if attempt else [
-            "The daemon ended: Another live process answers to node 'a'. It is tried again every "
-            "30 s."
+            "The daemon ended: Another live process answers to node 'a'. Retrying every 30 s."
         ])  # fmt: skip
     assert scene.child.started == 3
     assert scene.look_for(1_000) == [], "it lives"
@@ -111,8 +108,7 @@ def test_a_child_that_cannot_be_started_is_retried(monkeypatch: pytest.MonkeyPat
 
         full.setattr(Child, "__enter__", refuse)
         assert scene.look_for(100) == [
-            "The daemon could not be started: No space left on device. It is tried again every "
-            "30 s."
+            "The daemon could not be started: No space left on device. Retrying every 30 s."
         ]
     scene.look_for(PAUSE_MAX_S)
     assert scene.child.started == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.orchestration.supervision.systemd_watchdog import told_watchdog
+from dagster_leasehold.orchestration.supervision.systemd_watchdog import watchdog_notifier
 
 LIMIT_S = 0.3
 WAIT_S = 60.0
@@ -57,7 +57,7 @@ def test_the_watchdog_is_notified_while_the_process_is_healthy(
     systemd: socket.socket, place: str
 ) -> None:
     sentence = ""
-    with told_watchdog(lambda: sentence, environment(place)):
+    with watchdog_notifier(lambda: sentence, environment(place)):
         assert [systemd.recv(100) for _ in range(5)] == [b"WATCHDOG=1"] * 5
         sentence = "A loop has not turned."
         drained(systemd, LIMIT_S)
@@ -73,12 +73,12 @@ def test_the_watchdog_is_notified_while_the_process_is_healthy(
 def test_without_a_watchdog_nothing_is_sent(
     systemd: socket.socket, place: str, changed: dict[str, str]
 ) -> None:
-    with told_watchdog(str, environment(place, **changed)):
+    with watchdog_notifier(str, environment(place, **changed)):
         assert drained(systemd, 2 * LIMIT_S) == 0
 
 
 def test_a_watchdog_without_a_listener_is_no_error(place: str) -> None:
-    with told_watchdog(str, environment(place, WATCHDOG_USEC="1000")):
+    with watchdog_notifier(str, environment(place, WATCHDOG_USEC="1000")):
         pass
-    with told_watchdog(str, {}):
+    with watchdog_notifier(str, {}):
         pass
