@@ -26,7 +26,7 @@ ROUNDS_MAX = 64
 """The items of a list that are read if fewer values than this have so many."""
 EMPTY_ITEMS_MAX = 10_000
 """The most items of a list whose items take no bytes."""
-_DECIMAL_BYTES = 16
+DECIMAL_BYTES_MAX = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,13 @@ class DecimalItem(Item):
             cursors.at[rows] = at + self.width
         else:
             at, lengths = cursors.spans(rows)
-        cursors.fail(rows, lengths > _DECIMAL_BYTES)
-        at, lengths = np.where(lengths > _DECIMAL_BYTES, 0, at), np.minimum(lengths, _DECIMAL_BYTES)
+        cursors.fail(rows, lengths > DECIMAL_BYTES_MAX)
+        at, lengths = (
+            np.where(lengths > DECIMAL_BYTES_MAX, 0, at),
+            np.minimum(lengths, DECIMAL_BYTES_MAX),
+        )
         # From the last byte to the first, which Avro has in the other order than Arrow.
-        from_end = np.arange(_DECIMAL_BYTES)
+        from_end = np.arange(DECIMAL_BYTES_MAX)
         places = (at + lengths)[:, None] - 1 - from_end
         digits = cursors.data[np.maximum(places, at[:, None])]
         first = cursors.data[at]
@@ -346,7 +349,7 @@ def _fitting(cursors: Cursors, rows: Rows, decimals: pa.Array) -> pa.Array:
         decimals.validate(full=True)
     except pa.ArrowInvalid:
         most = 10**decimals.type.precision
-        raw = np.frombuffer(decimals.buffers()[1], np.uint8).reshape(-1, _DECIMAL_BYTES)
+        raw = np.frombuffer(decimals.buffers()[1], np.uint8).reshape(-1, DECIMAL_BYTES_MAX)
         wide = [abs(int.from_bytes(each.tobytes(), "little", signed=True)) >= most for each in raw]
         outside = np.array(wide)
         cursors.fail(rows, outside)

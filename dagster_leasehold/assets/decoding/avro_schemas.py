@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dagster_leasehold.assets.decoding.avro_cursors import ALL, Cursors
 from dagster_leasehold.assets.decoding.avro_items import (
+    DECIMAL_BYTES_MAX,
     NUMBER_BYTES_MAX,
     BytesItem,
     DecimalItem,
@@ -42,6 +43,8 @@ from dagster_leasehold.lease_store.errors import one_line, shown
 
 _INT = (-(2**31), 2**31 - 1)
 _MICROSECONDS = {"millis": (1_000, 1), "micros": (1, 1), "nanos": (1, 1_000)}
+REACH_MAX = 16 * 1024 * 1024
+"""The most bytes of fixed length in a value, since memory for them is reserved."""
 _DAY_US = 86_400_000_000
 _DECIMAL_DIGITS_MAX = 38
 _DEBEZIUM = {
@@ -90,6 +93,11 @@ class AvroDecoder:
             ) from e
         self._named = named
         self._plan = _Plans(named, name).item(self._schema, ())
+        if self._plan.reach > REACH_MAX:
+            raise SchemaUnusable(
+                f"The values of the Avro {name} have {self._plan.reach:,} bytes of fixed length, "
+                "which is too much: use the type bytes."
+            )
         self._is_record = isinstance(self._plan, RecordItem)
         self.fields = pa.schema(
             [*self._plan.kind] if self._is_record else [(DECODED_COLUMN, self._plan.kind)]
@@ -265,7 +273,8 @@ def _decimal(schema: Mapping[str, Any]) -> Item | None:
     if schema["type"] == "bytes":
         return decimal
     width = schema["size"] if schema["type"] == "fixed" else 0
-    return replace(decimal, width=width, reach=width, least=width) if width else None
+    fits = 0 < width <= DECIMAL_BYTES_MAX
+    return replace(decimal, width=width, reach=width, least=width) if fits else None
 
 
 def _plainly_read(item: Item) -> bool:

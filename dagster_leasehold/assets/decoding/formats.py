@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dagster_leasehold.assets.decoding.payloads import Decoder
 from dagster_leasehold.assets.decoding.schema_registry import RegisteredSchema, SchemaRegistry
 from dagster_leasehold.assets.decoding.wire_format import SchemaKey
-from dagster_leasehold.assets.errors import TransformUnusable
+from dagster_leasehold.assets.errors import SchemaUnusable, TransformUnusable
 from dagster_leasehold.lease_store.errors import shown
 
 _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
@@ -66,6 +66,11 @@ class ColumnFormat:
                 f"Decoding {self.name} needs the library {missing.name}, which Spark's workers "
                 "lack: install dagster-leasehold[registry] on them."
             ) from missing
+        except RecursionError:
+            raise SchemaUnusable(
+                f"The types of the {self.schema_name(key)} are nested too deeply: decode the "
+                "records in a transform."
+            ) from None
         if isinstance(decoder, str) or not self.debezium:
             return decoder
         from dagster_leasehold.assets.decoding.debezium import DebeziumDecoder

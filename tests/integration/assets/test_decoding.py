@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.decode_settings import Decode
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.integration.assets.runs import claim_all, consume_stream, store_of
-from tests.ledger_output import ledger_records
 from tests.schema_registry import SchemaRegistryServer
 
 pytestmark = pytest.mark.spark
@@ -34,7 +36,7 @@ def registry() -> Iterator[SchemaRegistryServer]:
 
 def written(registry: SchemaRegistryServer, **fields: Any) -> bytes:
     """A record whose schema has the types of these values, registered as a producer does."""
-    kinds = {int: "long", str: "string", float: "double"}
+    kinds = {bool: "int", int: "long", str: "string", float: "double"}
     columns = [{"name": name, "type": kinds[type(value)]} for name, value in fields.items()]
     schema = {"type": "record", "name": "Order", "fields": columns}
     number = registry.register("orders-value", schema)
@@ -58,12 +60,18 @@ class Orders:
         run = f"run-{self._runs}"
         return consume_stream(self.stream, self.home, self._spark_folder, run, replaces)[ZERO]
 
+    def table(self) -> pa.Table:
+        """The published table, without the columns of all records."""
+        store, key = store_of(self.home), self.stream.key
+        assert verify(store, key) == []
+        output = CommittedOutput(store, key, self.home / "output", TableSettings())
+        table = output.dataset(wait=True).to_table()
+        return table.drop_columns(
+            ["shard_id", "cursor", "event_time", "key", "value", "attributes"]
+        )
+
     def rows(self) -> list[dict[str, Any]]:
-        store = store_of(self.home)
-        assert verify(store, self.stream.key) == []
-        batches = ledger_records(store, self.stream.key, self.home / "output")
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        return [{name: row.get(name) for name in ("id", "note")} for row in rows]
+        return self.table().to_pylist()
 
 
 def test_records_are_committed_as_columns(
@@ -94,7 +102,9 @@ def test_records_are_committed_as_columns(
 
     registry.failure = 0
     assert orders.consume().stopped is StopReason.CAUGHT_UP
-    assert orders.rows() == [*expected, {"id": 5, "note": None}]
+    assert orders.rows() == [row | {"price": None} for row in expected] + [
+        {"id": 5, "note": None, "price": 0.5}
+    ]
 
 
 def test_a_schema_that_does_not_fit_the_table_holds_the_shard(
@@ -109,4 +119,26 @@ def test_a_schema_that_does_not_fit_the_table_holds_the_shard(
         assert report.stopped is StopReason.FAILED
         assert "Records with schema 2 do not fit the table" in report.error
         assert "'id' is long in the table" in report.error
-    assert orders.rows() == [{"id": 1, "note": None}]
+    assert orders.rows() == [{"id": 1}]
+
+
+def test_the_table_follows_its_schemas(
+    tmp_path: Path, spark_folder: Path, registry: SchemaRegistryServer, connect_session: Any
+) -> None:
+    orders = Orders(tmp_path, spark_folder, Decode("avro", registry=registry.url))
+    for fields in ({"id": True}, {"id": 2**40, "note": "a"}, {"note": "b"}, {"id": False}):
+        orders.log.append(ZERO, [written(registry, **fields)])
+        assert orders.consume().stopped is StopReason.CAUGHT_UP
+    table = orders.table()
+    assert table.schema.types == [pa.int64(), pa.string()]
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        (1, None),
+        (2**40, "a"),
+        (None, "b"),
+        (0, None),
+    ]
+    orders.log.append(ZERO, [written(registry, NOTE="c")])
+    report = orders.consume()
+    assert report.stopped is StopReason.FAILED
+    assert "Records with schema 4 do not fit the table" in report.error
+    assert "named 'note' and 'NOTE'" in report.error

@@ -306,6 +306,7 @@ def test_references() -> None:
         (record(("next", ["null", "Node"]), name="Node"), "contains itself"),
         ("no-such-type", "is not valid"),
         ({"type": "record"}, "is not valid"),
+        ({"type": "fixed", "name": "F", "size": 10**9}, "fixed length"),
     ],
 )
 def test_schemas_that_cannot_be_columns(schema: Any, reason: str) -> None:

@@ -272,6 +272,17 @@ def test_a_schema_of_another_format(registry: SchemaRegistryServer) -> None:
         decoded(Decode("avro", registry=registry.url), [b"\0\0\0\0\1{}"])
 
 
+@pytest.mark.parametrize(("name", "kind"), [("avro", "AVRO"), ("json-schema", "JSON")])
+def test_a_schema_of_endless_depth(registry: SchemaRegistryServer, name: Any, kind: str) -> None:
+    depth = 20_000
+    text = '{"type":"array","items":' * depth + '"long"' + "}" * depth
+    if kind == "JSON":
+        text = f'{{"type":"object","properties":{{"a":{text}}}}}'
+    registry.register("orders-value", text, kind)
+    with pytest.raises(SchemaUnusable, match="nested too deeply"):
+        decoded(Decode(name, registry=registry.url), [b"\0\0\0\0\1\0"])
+
+
 def test_wider_types_follow(registry: SchemaRegistryServer) -> None:
     kinds = [("int", 1), ("long", 2**40)]
     values: list[bytes] = []
