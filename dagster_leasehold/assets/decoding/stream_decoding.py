@@ -10,7 +10,7 @@ from dagster_leasehold.assets.decoding.formats import ColumnFormat
 from dagster_leasehold.assets.decoding.records import RecordDecoding
 from dagster_leasehold.assets.decoding.schema_registry import SchemaRegistry
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.shard_sources.source import record_schema
 
 
@@ -57,6 +57,6 @@ def _schema(settings: Decode) -> bytes:
         return Path(settings.schema_file).read_bytes()
     except OSError as error:
         raise InvalidSetting(
-            f"The schema {shown(settings.schema)} cannot be read ({error.strerror}): set "
+            f"The schema file {settings.schema} cannot be read ({error.strerror}): set "
             "decode.schema to the path of its file."
         ) from None

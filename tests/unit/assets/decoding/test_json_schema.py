@@ -194,5 +194,5 @@ def test_debezium_in_avro(tmp_path: Path) -> None:
 
 
 def test_a_schema_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"none\.avsc' cannot be read"):
+    with pytest.raises(InvalidSetting, match=r"none\.avsc cannot be read"):
         decoded(Decode("avro", schema=str(tmp_path / "none.avsc")), [b""])
