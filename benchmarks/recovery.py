@@ -34,7 +34,7 @@ import psutil
 from benchmarks.figures import print_rows
 from benchmarks.figures.live_deployment import DATABASES, KEY, LiveDeployment, new_home
 from benchmarks.figures.live_records import log_flow
-from dagster_leasehold.assets.run_process import noted_process
+from dagster_leasehold.assets.run_process import recorded_process
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
@@ -150,7 +150,7 @@ class Scene:
         with opened_instance(self.deployment.settings) as instance:
             stored = instance.get_run_by_id(run)
         assert stored is not None
-        process = ProcessIdentity.parse(noted_process(stored))
+        process = ProcessIdentity.parse(recorded_process(stored))
         assert process is not None
         psutil.Process(process.pid).kill()
         yield

@@ -67,7 +67,7 @@ def part_of_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> 
         tag_run(instance, run, stream, PART_ENDED)
 
 
-def noted_process(run: dg.DagsterRun) -> str:
+def recorded_process(run: dg.DagsterRun) -> str:
     """Return the process from a run's tag; empty if the run has not tagged itself yet.
 
     The tag of a retry can name the process of another run, so the tag also holds the run's id:
@@ -81,7 +81,7 @@ def noted_process(run: dg.DagsterRun) -> str:
     return note if tagged_run in ("", run.run_id) else ""
 
 
-def process_gone(note: str) -> bool:
+def process_ended(note: str) -> bool:
     """Return True if the process has certainly ended, False if it lives or this is unknown."""
     process = ProcessIdentity.parse(note)
     return process is not None and process.existence() is Existence.GONE
@@ -103,4 +103,4 @@ def run_ended(instance: dg.DagsterInstance, run: str) -> bool:
     stored = instance.get_run_by_id(run)
     if stored is None:
         return False
-    return process_gone(noted_process(stored)) or run in ended_runs(instance, [run])
+    return process_ended(recorded_process(stored)) or run in ended_runs(instance, [run])

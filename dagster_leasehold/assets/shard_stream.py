@@ -170,18 +170,18 @@ class Retention(Declared):
 class NameResolver(Protocol):
     """The validation context that resolves the names in a YAML declaration to objects."""
 
-    def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
+    def source(self, stream: str, reference: str | Mapping[str, Any]) -> ShardSource:
         """Return the source of a stream from its kind, or from a mapping of kind to options."""
         ...
 
-    def stream(self, named: str) -> ShardStream:
+    def stream(self, reference: str) -> ShardStream:
         """Return the stream with this name."""
         ...
 
-    def function(self, what: str, path: str) -> Callable[..., Any]:
+    def function(self, role: str, path: str) -> Callable[..., Any]:
         """Return the function at `module.function`.
 
-        If there is no such function, the error message begins with `what`.
+        If there is no such function, the error message begins with `role`.
         """
         ...
 

@@ -135,33 +135,33 @@ class NamesInYaml:
         self._context = context
         self._settings = settings
 
-    def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
+    def source(self, stream: str, reference: str | Mapping[str, Any]) -> ShardSource:
         """Return a stream's source, given as its kind, or as `{kind: options}`."""
-        kinds = {named: {}} if isinstance(named, str) else named
+        kinds = {reference: {}} if isinstance(reference, str) else reference
         if len(kinds) != 1:
             raise InvalidSetting("source is not valid: give one kind, with its options below it.")
         [(kind, options)] = kinds.items()
         return named_source(kind, stream, settings=self._settings, **(options or {}))
 
-    def function(self, what: str, path: str) -> Callable[..., Any]:
-        """Return the function at `module.function`; an error message begins with `what`."""
-        return function_at(what, path, self._settings.home)
+    def function(self, role: str, path: str) -> Callable[..., Any]:
+        """Return the function at `module.function`; an error message begins with `role`."""
+        return function_at(role, path, self._settings.home)
 
-    def stream(self, named: str) -> ShardStream:
+    def stream(self, reference: str) -> ShardStream:
         """Return the stream with this name in YAML, or the stream at `module.name` in Python."""
         components = self._context.component_tree.get_all_components(of_type=ShardStreamComponent)
         streams = {each.declared.name: each.declared for each in components}
-        if named in streams:
-            return streams[named]
-        if "." not in named:
+        if reference in streams:
+            return streams[reference]
+        if "." not in reference:
             raise UnknownStream(
-                f"The stream {shown(named)} is not declared in YAML. YAML declares these "
+                f"The stream {shown(reference)} is not declared in YAML. YAML declares these "
                 f"streams: {listed(streams)}. Give a stream of a Python module as module.name."
             )
-        stream = object_at("The stream", named, self._settings.home)
+        stream = object_at("The stream", reference, self._settings.home)
         if isinstance(stream, ShardStream):
             return stream
-        raise InvalidSetting(f"The stream, {shown(named)}, is not a ShardStream: use one.")
+        raise InvalidSetting(f"The stream, {shown(reference)}, is not a ShardStream: use one.")
 
 
 @dg.scaffold_with(CommentedAttributes)

@@ -13,7 +13,7 @@ from dagster import DagsterRun, DagsterRunStatus
 
 from dagster_leasehold.assets import partitions as names
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG
-from dagster_leasehold.assets.run_process import PART_ENDED, noted_process
+from dagster_leasehold.assets.run_process import PART_ENDED, recorded_process
 from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -115,7 +115,7 @@ def _active(run: DagsterRun, stream: ShardStream, shards: frozenset[str]) -> Act
         shards,
         started=run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING),
         launched=run.job_name == names.consume_job_name(stream),
-        process=noted_process(run),
+        process=recorded_process(run),
         follows=bool(config.get("follow")),
         definition=str(config.get("definition", "")),
         ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
@@ -175,7 +175,7 @@ def _shards_of(
 
     `keys` returns the partitions of the stream in order, for a run of a partition range.
     """
-    if noted_process(run) == PART_ENDED:
+    if recorded_process(run) == PART_ENDED:
         return None
     if run.job_name == names.consume_job_name(stream):
         return frozenset(_consume_config(run, stream).get("shards", ()))

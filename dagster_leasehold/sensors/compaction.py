@@ -23,7 +23,7 @@ from dagster_leasehold.assets.rewriting.yielding import (
     compacting_nodes,
     finished,
 )
-from dagster_leasehold.assets.run_process import noted_process, process_gone, run_ended
+from dagster_leasehold.assets.run_process import process_ended, recorded_process, run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
@@ -302,7 +302,7 @@ class CompactionRounds:
         )
         nodes: set[str | None] = set()
         for run in instance.get_runs(compacting, limit=RUNS_READ_MAX):
-            if process_gone(noted_process(run)):
+            if process_ended(recorded_process(run)):
                 instance.report_run_failed(run, PROCESS_ENDED)
             else:
                 nodes.add(run.tags.get(partitions.NODE_TAG))

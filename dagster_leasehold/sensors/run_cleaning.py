@@ -12,7 +12,7 @@ from dagster import DagsterRun
 
 from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.run_process import ended_runs, process_gone
+from dagster_leasehold.assets.run_process import ended_runs, process_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -232,7 +232,7 @@ class DeadRunCleanup:
         return self.steps.attempt("freeing shards of ended runs", free, [], at_once=True)
 
     def _fail_if_dead(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
-        if not process_gone(run.process):
+        if not process_ended(run.process):
             return False
         _fail(instance, run.run_id, PROCESS_ENDED)
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from dagster_leasehold.assets.run_process import process_gone
+from dagster_leasehold.assets.run_process import process_ended
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.tracing import span
@@ -92,7 +92,7 @@ class TickWatch:
         while self.clock() + (step_s := ENDED_S if served.processes else pause_s) <= until_s:
             if wait(step_s):
                 return False
-            if any(map(process_gone, served.processes)):
+            if any(map(process_ended, served.processes)):
                 return True
             if self.clock() - polled_s < pause_s:
                 continue

@@ -22,7 +22,7 @@ from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG, TAKEN_OVER_
 from dagster_leasehold.assets.dagster_internals import GRPC_INFO_TAG
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, asset_key, asset_op_name
-from dagster_leasehold.assets.run_process import noted_process
+from dagster_leasehold.assets.run_process import recorded_process
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -125,7 +125,7 @@ class Scene:
         def each() -> dict[str, tuple[DagsterRun, int]] | None:
             runs: dict[str, tuple[DagsterRun, int]] = {}
             for run in self.runs(backfill):
-                process = ProcessIdentity.parse(noted_process(run))
+                process = ProcessIdentity.parse(recorded_process(run))
                 if run.status is DagsterRunStatus.STARTED and process and NODE_TAG in run.tags:
                     runs[run.tags[NODE_TAG]] = run, process.pid
             return runs if runs.keys() == set(NODES) else None
@@ -139,7 +139,7 @@ class Scene:
             runs = self.runs(backfill)
             takers = {run.tags.get(TAKEN_OVER_TAG) for run in runs}
             for run in runs:
-                process = ProcessIdentity.parse(noted_process(run))
+                process = ProcessIdentity.parse(recorded_process(run))
                 if run.run_id in takers and process:
                     return run, process.pid
             return None

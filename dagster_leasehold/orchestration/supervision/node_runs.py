@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.partitions import NODE_TAG
-from dagster_leasehold.assets.run_process import noted_process, process_gone
+from dagster_leasehold.assets.run_process import process_ended, recorded_process
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
@@ -28,7 +28,7 @@ class NodeRuns:
     @property
     def ended(self) -> bool:
         """True if a run's process has ended since the last call of `fail_dead`."""
-        return any(map(process_gone, self._processes))
+        return any(map(process_ended, self._processes))
 
     def fail_dead(self) -> list[str]:
         """Mark runs as failed if their process on this host has ended; return their ids."""
@@ -37,8 +37,8 @@ class NodeRuns:
         failed: list[str] = []
         self._processes = []
         for run in self._with(DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
-            process = noted_process(run)
-            if process_gone(process):
+            process = recorded_process(run)
+            if process_ended(process):
                 self._instance.report_run_failed(run, PROCESS_ENDED)
                 say(f"Run {run.run_id} failed: its process has ended.")
                 failed.append(run.run_id)

@@ -78,10 +78,10 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
             "dagster_leasehold.orchestration.supervision.node_agent.say": lambda _: None,
             "dagster_leasehold.orchestration.supervision.node_runs.say": lambda _: None,
-            "dagster_leasehold.orchestration.supervision.node_runs.process_gone": lambda note: (
+            "dagster_leasehold.orchestration.supervision.node_runs.process_ended": lambda note: (
                 note in (DEAD, DEAD_ON_A_HOST)
             ),
-            "dagster_leasehold.sensors.run_cleaning.process_gone": lambda note: note == DEAD,
+            "dagster_leasehold.sensors.run_cleaning.process_ended": lambda note: note == DEAD,
             "dagster_leasehold.lease_store.member.threading": virtual.threading(),
             "dagster_leasehold.assets.guarding.stall_guard.threading": virtual.threading(),
             "dagster_leasehold.assets.guarding.stall_guard.SimpleQueue": partial(

@@ -18,9 +18,9 @@ from dagster_leasehold.assets.consuming.run_requests import (
 from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG, WORK_MAX_TAG
 from dagster_leasehold.assets.run_process import (
     ended_runs,
-    noted_process,
-    process_gone,
+    process_ended,
     process_note,
+    recorded_process,
     show_on_run,
     tag_run,
 )
@@ -28,7 +28,7 @@ from tests.unit.sensors.streams import scripted_stream
 
 
 def test_this_process_is_alive():
-    assert not process_gone(process_note())
+    assert not process_ended(process_note())
 
 
 def test_an_ended_process_is_reported_as_ended():
@@ -36,12 +36,12 @@ def test_an_ended_process_is_reported_as_ended():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert process_gone(done.stdout.strip())
+    assert process_ended(done.stdout.strip())
 
 
 def test_a_reused_process_id_is_recognized_by_its_start_time():
     place, pid, start = process_note().split("|")
-    assert process_gone(f"{place}|{pid}|{int(start) - 1}")
+    assert process_ended(f"{place}|{pid}|{int(start) - 1}")
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, -2.5, 2.5, 3600.0])
@@ -49,14 +49,14 @@ def test_a_step_of_the_wall_clock_ends_no_process(step_s: float, monkeypatch: py
     """psutil counts a start from the time of boot, which is the wall clock less the uptime."""
     note, before = process_note(), psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + step_s)
-    assert not process_gone(note)
+    assert not process_ended(note)
 
 
 def test_a_container_with_the_same_host_name_does_not_judge_our_processes():
     """Goal: no live run is failed. Method: a real pid namespace judges this very process."""
     code = (
-        f"import sys; from {run_process.__name__} import process_gone, process_note; "
-        "print(process_gone(sys.argv[1]), process_note())"
+        f"import sys; from {run_process.__name__} import process_ended, process_note; "
+        "print(process_ended(sys.argv[1]), process_note())"
     )
     own = process_note()
     there = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, own]
@@ -67,14 +67,14 @@ def test_a_container_with_the_same_host_name_does_not_judge_our_processes():
     assert gone == "False"
     # Nor is one of its processes judged, whose number can belong to any process here.
     assert note.partition("|")[0] != own.partition("|")[0]
-    assert not process_gone(note.strip())
+    assert not process_ended(note.strip())
 
 
 @pytest.mark.parametrize(
     "note", ["", "x", "a|b|c", "|", "elsewhere.example|4194303|1", "host|7|1.5"]
 )
 def test_an_unknown_process_is_not_reported_as_ended(note):
-    assert not process_gone(note)
+    assert not process_ended(note)
 
 
 def test_a_run_has_ended_when_it_is_final_or_unknown():
@@ -102,7 +102,7 @@ def test_a_run_stores_its_process_in_a_hidden_tag():
         tag_run(instance, run.run_id, stream)
         noted = instance.get_run_by_id(run.run_id)
     assert noted is not None
-    assert noted_process(noted) == process_note()
+    assert recorded_process(noted) == process_note()
     assert [tag for tag in noted.tags if get_tag_type(tag) is not TagType.HIDDEN] == [STREAM_TAG]
 
 
@@ -112,7 +112,7 @@ def test_a_repeated_run_is_not_mistaken_for_its_dead_predecessor():
         dead = instance.add_run(dg.DagsterRun(job_name="job"))
         tag_run(instance, dead.run_id, scripted_stream()[0])
         tags = getattr(instance.get_run_by_id(dead.run_id), "tags", {})
-    assert noted_process(dg.DagsterRun(job_name="job", tags=tags)) == ""
+    assert recorded_process(dg.DagsterRun(job_name="job", tags=tags)) == ""
     assert PROCESS_TAG in tags
 
 

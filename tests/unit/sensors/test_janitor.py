@@ -214,7 +214,7 @@ def test_a_dead_run_is_failed_during_an_outage_of_the_lease_store(
 
     monkeypatch.setattr(scene.store, "pulse", down)
     monkeypatch.setattr(
-        "dagster_leasehold.sensors.run_cleaning.process_gone", lambda note: note == "dead"
+        "dagster_leasehold.sensors.run_cleaning.process_ended", lambda note: note == "dead"
     )
     dead = scene.add_run(DagsterRunStatus.STARTED, "dead")
     scene.clean()
@@ -233,7 +233,7 @@ def test_an_error_of_one_dead_run_does_not_stop_the_cleanup_of_others(
             raise ZeroDivisionError("unforeseen")
         return note == "dead"
 
-    monkeypatch.setattr("dagster_leasehold.sensors.run_cleaning.process_gone", gone)
+    monkeypatch.setattr("dagster_leasehold.sensors.run_cleaning.process_ended", gone)
     cleaned = scene.clean()
     assert f"run {dead} failed: its process has ended" in cleaned
     assert f"shard 0 is free of run {dead}" in cleaned

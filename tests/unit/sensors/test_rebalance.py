@@ -131,7 +131,7 @@ def test_shards_of_a_killed_run_are_freed_and_launched_in_one_tick(instance, mon
         scene.store.save_checkpoint(scene.open(shard, A, killed).tenure, "2")
     assert not scene.tick().run_requests, "it is at work, as far as anybody knows"
     monkeypatch.setattr(
-        "dagster_leasehold.sensors.run_cleaning.process_gone", lambda note: note == "killed"
+        "dagster_leasehold.sensors.run_cleaning.process_ended", lambda note: note == "killed"
     )
     result = scene.tick()
     (again,) = result.run_requests
