@@ -167,7 +167,6 @@ app = typer.Typer(
 
 
 def _print_version(requested: bool) -> None:
-    """Print the version of Leasehold, and exit."""
     if requested:
         from importlib.metadata import version as version_of
 

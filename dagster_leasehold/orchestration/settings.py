@@ -297,7 +297,6 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
 
 
 def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
-    """Return pydantic's first error as one sentence with the origin of the value."""
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if not location:

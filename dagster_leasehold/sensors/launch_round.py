@@ -285,7 +285,6 @@ class LaunchRounds:
         return ready
 
     def _bounds(self, places: Mapping[ShardId, str | None]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds of shards, and record the errors of shards without bounds."""
         try:
             bounds = bounds_of(self.stream.source, places, self._steps)
         except SourceError as error:

@@ -79,7 +79,6 @@ def plan(
 
 
 def _explain(next_plan: Plan, note: str | None) -> None:
-    """Print the moves with their reasons, the refusals, and why fewer moves are not enough."""
     if next_plan.actions:
         moves = (action.cells for action in next_plan.actions)
         show_table("Moves", "shard, move, from, to, ~reason", moves)

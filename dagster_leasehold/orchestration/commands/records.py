@@ -97,7 +97,6 @@ def _check_can_create(file: Path) -> None:
 
 
 def _write_parquet(plan: TablePlan, file: Path) -> int:
-    """Write committed records into a new file atomically, and return their number."""
     from dagster_leasehold.assets.output.committed_output import write_parquet
 
     total = sum(planned.records for planned in plan.files)

@@ -148,7 +148,6 @@ def compact(
 
 
 def _selection(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
-    """Return the given shards; without any, all shards of the group by rank."""
     return [lease.shard for lease in target.leases(key, [*dict.fromkeys(named_shards or ())])]
 
 

@@ -189,7 +189,6 @@ class SimulatedGroup:
         return owners
 
     def _settle(self, change: str, apply: Callable[[], None]) -> Result:
-        """Apply a change, tick until no shard moves, and count the moves."""
         before, began = self._live_owners(), self._now
         apply()
         last, last_seen = self._live_owners(), dict.fromkeys(before, began)

@@ -137,7 +137,6 @@ def _shard_cells(row: ShardRow) -> tuple[object, ...]:
 
 
 def _last_error(row: ShardRow) -> str:
-    """Return the age and the first characters of a shard's last error."""
     if not row.last_error:
         return ""
     age = "" if row.last_error_s is None else f"{duration(row.last_error_s)} ago: "

@@ -332,7 +332,6 @@ def _number(value: float | None) -> str:
 
 @contextmanager
 def _raw_keys() -> Generator[None]:
-    """Receive each key at once, without echo."""
     import termios
     import tty
 
@@ -346,7 +345,6 @@ def _raw_keys() -> Generator[None]:
 
 
 def _keys() -> list[str]:
-    """Wait up to `KEY_WAIT_S` for keys, and return them."""
     descriptor = sys.stdin.fileno()
     if not select.select([descriptor], [], [], KEY_WAIT_S)[0]:
         return []

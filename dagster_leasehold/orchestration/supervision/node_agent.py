@@ -247,7 +247,6 @@ class NodeAgent:
             self._published = True
 
     def _check_ticks(self) -> None:
-        """Read the tick marks of the rebalance sensors; print which sensors have stopped."""
         marks: dict[GroupKey, str] | None = None
         try:
             marks = tick_marks(self._instance, self._rows)
@@ -395,7 +394,6 @@ class NodeAgent:
 
 
 def _leave_group(member: Member) -> str:
-    """Leave a group, and return the predicate of a message."""
     try:
         outcome = member.leave()
     except UnknownGroup:

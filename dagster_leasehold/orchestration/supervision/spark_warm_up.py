@@ -69,7 +69,6 @@ class SparkKeeper:
         self._started_at = now
 
     def _end_start(self, now: float) -> None:
-        """Record and report the outcome of a start that has ended or timed out."""
         assert self._start is not None
         code = self._start.exit_code()
         if code is None and now - self._started_at < START_TIMEOUT_S:

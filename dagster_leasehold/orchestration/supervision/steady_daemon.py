@@ -136,7 +136,6 @@ class SteadyServer:
         self._process.terminate()
 
     def _beat(self) -> bool:
-        """Send a heartbeat to the server; return False if the server does not answer."""
         from dagster_leasehold.assets.dagster_internals import code_server_client
 
         try:
