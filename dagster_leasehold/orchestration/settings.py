@@ -134,7 +134,7 @@ class Settings(pydantic.BaseModel):
     @classmethod
     def _some_node(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("name at least one node")
+            raise ValueError("give at least one node")
         if len(set(value)) < len(value):
             raise ValueError("a node is named twice")
         return value

@@ -71,8 +71,8 @@ def metrics(
             server, thread = start_http_server(port, addr=address, registry=registry)
         except OSError as error:
             raise InvalidSetting(
-                f"Metrics cannot be served on {address}, port {port} ({error.strerror}): name "
-                "another one with --port or --address."
+                f"Metrics cannot be served on {address}, port {port} ({error.strerror}): give "
+                "another port or address with --port or --address."
             ) from None
         say(f"Metrics on http://{address}:{server.server_port}/metrics; Ctrl-C ends it.")
         sys.stdout.flush()

@@ -88,10 +88,10 @@ def cat(
 
 def _check_can_create(file: Path) -> None:
     if file.exists():
-        raise InvalidSetting(f"The file {file} already exists: name a new one with --parquet.")
+        raise InvalidSetting(f"The file {file} already exists: give a new file with --parquet.")
     if not file.parent.is_dir():
         raise InvalidSetting(
-            f"The folder {file.parent} does not exist: create it, or name another file with "
+            f"The folder {file.parent} does not exist: create it, or give another file with "
             "--parquet."
         )
 

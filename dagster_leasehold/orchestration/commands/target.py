@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def source_name(source: ShardSource) -> str:
-    """Return the kind of a source, as declarations name it."""
+    """Return the kind of a source, as it is called in declarations."""
     return source.spark_options().get("source", "")
 
 
