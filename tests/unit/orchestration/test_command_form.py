@@ -85,8 +85,8 @@ def test_cat_writes_one_parquet_file_and_never_over_another(
     assert [row["value"].decode() for row in rows] == [json.loads(line)["value"] for line in lines]
     before = Path("all.parquet").read_bytes()
     for file, reason in (
-        ("all.parquet", "already exists: name a new one with --parquet"),
-        ("nowhere/all.parquet", "does not exist: create it, or name another file with --parquet"),
+        ("all.parquet", "already exists: give a new file with --parquet"),
+        ("nowhere/all.parquet", "does not exist: create it, or give another file with --parquet"),
     ):
         error = output_of(capsys, "cat", "demo", "1", "--parquet", file, code=2)
         assert reason in error
