@@ -293,7 +293,7 @@ _EXPLANATIONS = {
     StopReason.PAUSED: "its consumer group was paused.",
     StopReason.LEASE_LOST: "its lease was lost to another node, which continues it.",
     StopReason.UNTRUSTED: "the lease store did not confirm a heartbeat in time.",
-    StopReason.STOP_REQUESTED: "a stop of the run was requested.",
+    StopReason.STOP_REQUESTED: "the run was asked to stop.",
     StopReason.NOT_HELD: "its node no longer holds it.",
     StopReason.OPEN_BY_OTHER: "another run has it open.",
 }
