@@ -39,7 +39,7 @@ from benchmarks.figures.parquet_input import PORTION, make_input
 from benchmarks.figures.process_tree import MEBIBYTE, memory_bytes, peak_memory, trees
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import TOKEN_VARIABLE, ConnectServer
-from dagster_leasehold.assets.spark.connect_watch import note_client
+from dagster_leasehold.assets.spark.connect_watch import register_client
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -70,7 +70,7 @@ def spark_server(folder: Path, environment: Mapping[str, str]) -> Generator[tupl
     if server is None:
         raise RuntimeError("Spark's own Connect server has started and left no state")
     # The process that started it has ended, and a server without users ends soon.
-    note_client(folder)
+    register_client(folder)
     try:
         os.environ[TOKEN_VARIABLE] = server.read_token(folder)
         yield server.address, server.pid

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.consuming.run_progress import RunProgress, read_te
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, listed_shards
-from dagster_leasehold.assets.run_process import run_ended, show_on_run, tag_run
+from dagster_leasehold.assets.run_process import run_ended, tag_run, tag_shards
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import spark_of_run
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -29,7 +29,7 @@ class ConsumeConfig(dg.Config):
 
     Attributes:
         node: the node that holds the shards.
-        incarnation: the incarnation of the node, which the run sends heartbeats for.
+        incarnation: the node's incarnation, for the run's heartbeats.
         shards: the shards; the run skips a shard that the node no longer holds.
         follow: True to wait for more records once all are read, until the run's budget ends.
         definition: the mark of the stream's definition in the process that launched the run.
@@ -101,7 +101,7 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
             ended=lambda run: run_ended(context.instance, run),
         )
         results.add(reports, seconds=seconds)
-        show_on_run(
+        tag_shards(
             context.instance, run_id, [report.shard for report in reports], read_text(reports)
         )
         results.deliver(context)
@@ -123,6 +123,6 @@ def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> F
 
     def show(progress: RunProgress) -> None:
         shards = [report.shard for report in progress.reports]
-        show_on_run(instance, run_id, shards, progress.sentence)
+        tag_shards(instance, run_id, shards, progress.sentence)
 
     return Follow(stream.pace, time.sleep, RequestBox(tags), show)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -35,8 +35,6 @@ class Decode(Declared):
         'avro'
     """
 
-    called: ClassVar[str] = ""
-
     format: Annotated[Format, Field(examples=["avro"])]
     """`avro`, `protobuf`, `json-schema`, `json`, `msgpack` or `text`."""
     registry: Annotated[str, Field(examples=["https://registry:8081"])] = ""
@@ -57,15 +55,15 @@ class Decode(Declared):
     envelope: Literal["debezium"] | None = None
     """`debezium` for changes, whose rows become the columns."""
     prefix: Annotated[str, Field(examples=["order_"])] = ""
-    """The beginning of the columns' names, for fields with the name of a record's column."""
+    """A prefix of the columns' names, for fields that share the name of a record's column."""
 
     def __post_init__(self) -> None:
         _check_client(self.client)
         _check_secrets(self.secrets)
         if without_secrets(self.registry) != self.registry or "@" in self.registry:
             raise InvalidSetting(
-                "decode.registry contains a login: name the environment variable that has it under "
-                "secrets, as basic.auth.user.info."
+                "decode.registry contains a login: under secrets, set basic.auth.user.info to the "
+                "name of an environment variable that contains it."
             )
         if self.format in _DDL and not self.schema:
             raise InvalidSetting(
@@ -95,7 +93,7 @@ class Decode(Declared):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that Spark's workers need for it."""
+        """The modules that Spark's workers need for decoding."""
         formats = {self.format, self.key}
         modules = ["numpy", "msgspec", *(["fastavro"] if "avro" in formats else [])]
         registered = self.key in REGISTERED or self.registered
@@ -108,8 +106,8 @@ def _check_client(client: Mapping[str, Any]) -> None:
             raise InvalidSetting("decode.client has url: set decode.registry instead.")
         if _SECRET.search(name) or without_secrets(str(value)) != str(value):
             raise InvalidSetting(
-                f"decode.client has {shown(name)}, which is a secret: name the environment "
-                "variable that has it under secrets."
+                f"decode.client has {shown(name)}, which is a secret: under secrets, set it to the "
+                "name of an environment variable that contains it."
             )
 
 
@@ -117,11 +115,11 @@ def _check_secrets(secrets: Mapping[str, str]) -> None:
     for name, variable in secrets.items():
         if not _VARIABLE.fullmatch(variable):
             raise InvalidSetting(
-                f"decode.secrets has {shown(name)} with something other than the name of an "
-                "environment variable: name one."
+                f"decode.secrets has {shown(name)} without the name of an environment variable: "
+                "name the variable that contains the secret."
             )
 
 
 def decode_settings(value: Any) -> Any:
-    """Return the settings of a format that is given as a string; other values unchanged."""
+    """Turn the name of a format into settings; return other values unchanged."""
     return {"format": value} if isinstance(value, str) else value

@@ -16,8 +16,8 @@ class SparkUnavailable(LeaseholdError):
     """Spark could not be started or reached."""
 
 
-class SparkAway(SparkUnavailable):
-    """Spark did not begin a job, because it could not be reached or had no free core."""
+class SparkNotReady(SparkUnavailable):
+    """Spark started no task of a job, because it could not be reached or had no free core."""
 
 
 class SessionLost(SparkUnavailable):
@@ -25,11 +25,11 @@ class SessionLost(SparkUnavailable):
 
 
 class SparkFeatureMissing(SparkUnavailable):
-    """This Spark lacks a feature that the work needs; another Spark can have it."""
+    """This Spark lacks a feature that the work needs; another Spark may have it."""
 
 
 class JavaNotFound(UserMistake):
-    """No Java that Spark can run on was found."""
+    """No Java was found that Spark can run on."""
 
 
 class SweepInterrupted(LeaseholdError):
@@ -93,7 +93,7 @@ class TableMetadataGone(TableUnavailable):
     def __init__(self, at: str) -> None:
         super().__init__(
             f"There is no {at}, which the lease database names as the newest metadata of the "
-            "table. Perhaps the database was restored from an older copy: have the table follow "
+            "table. Perhaps the database was restored from an older copy: make the table follow "
             "the ledger with `leasehold table create --adopt`."
         )
         self.at = at
@@ -106,7 +106,7 @@ class TableElsewhere(TableMetadataGone):
         TableUnavailable.__init__(
             self,
             f"The table is at {at}, and the stream's output is at {output}. If the output was "
-            "moved or copied, have its table follow with `leasehold table move`. Otherwise change "
+            "moved or copied, make its table follow with `leasehold table move`. Otherwise change "
             "the setting `output` back.",
         )
         self.at = at

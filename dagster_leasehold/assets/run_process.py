@@ -36,7 +36,7 @@ def tag_run(
     instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{note}{_OF}{run}"})
 
 
-def show_on_run(
+def tag_shards(
     instance: dg.DagsterInstance, run: str, shards: Sequence[str], records: str = ""
 ) -> None:
     """Set a run's tags for its shards and its number of records.
@@ -58,7 +58,8 @@ def part_of_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> 
     2. The first step ends. Its shards are released, and its process ends if the project's executor
        starts one process per step.
     3. The janitor finds that the process is gone and fails the run, or finds that the run holds no
-       shard and ends it. If it does neither, no other run is launched for the shard for an hour.
+       shard and ends it. If it did neither, no other run would be launched for the shard for an
+       hour.
     """
     tag_run(instance, run, stream)
     try:
@@ -74,15 +75,15 @@ def recorded_process(run: dg.DagsterRun) -> str:
 
     1. A run dies, and Dagster or a person retries it.
     2. The retry has all tags of the dead run, with the process that is gone.
-    3. The janitor checks the retry before it has tagged itself. If the janitor believed the tag,
-       it would fail the retry before it starts.
+    3. The janitor checks the retry before it has tagged itself. If the janitor used the copied
+       tag, it would fail the retry before it starts.
     """
     note, _, tagged_run = run.tags.get(PROCESS_TAG, "").partition(_OF)
     return note if tagged_run in ("", run.run_id) else ""
 
 
 def process_ended(note: str) -> bool:
-    """Return True if the process has certainly ended, False if it lives or this is unknown."""
+    """Return True if the process has certainly ended, False if it runs or this is unknown."""
     process = ProcessIdentity.parse(note)
     return process is not None and process.existence() is Existence.GONE
 

@@ -30,7 +30,7 @@ from dagster_leasehold.assets.partitions import (
     shard_partitions,
 )
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.run_process import part_of_run, run_ended, show_on_run
+from dagster_leasehold.assets.run_process import part_of_run, run_ended, tag_shards
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -129,12 +129,12 @@ def _materialize(
     )
     work = "Consuming" if config.consumes else "Replaying"
     context.log.info(f"{work} shards {listed_shards(shards)} of {stream.name}.")
-    show_on_run(context.instance, context.run.run_id, shards)
+    tag_shards(context.instance, context.run.run_id, shards)
     rounds = siblings.rounds(shards)
     results = _consume_or_replay(
         context, config, spark, stream, deployment, shards=shards, rounds=rounds
     )
-    show_on_run(context.instance, context.run.run_id, (), results.read)
+    tag_shards(context.instance, context.run.run_id, (), results.read)
     all_shards = [*shards, *siblings.shards]
     failed = results.refusals(all_shards)
     complete = [shard for shard in all_shards if shard not in failed]

@@ -229,7 +229,7 @@ class ShardRun:
 
         Args:
             new_shards: shards whose consumption has just begun. All their checks are reported,
-                because another run can have reported other outcomes since this run's last report.
+                because another run may have reported other outcomes since this run's last report.
             interval_s: the time since the last report, for the rate of open shards, in seconds.
 
         Returns:

@@ -13,7 +13,7 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.connect_watch import note_keeper
+from dagster_leasehold.assets.spark.connect_watch import register_keeper
 from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -74,7 +74,7 @@ class RebalanceState:
         self._upkeep = Upkeep(clock)
         if deployment.spark_folder is not None:
             # This process keeps Spark running for a while, so that the next run starts fast.
-            note_keeper(deployment.spark_folder)
+            register_keeper(deployment.spark_folder)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
     def _serving(self, nodes: Iterable[Node]) -> tuple[NodeName, ...]:

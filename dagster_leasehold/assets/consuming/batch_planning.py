@@ -91,7 +91,7 @@ class BatchPlanning:
 
     def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
         """Continue after removed records, if the group's gap policy allows it."""
-        open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
+        open_.cursor = self.gaps.handle(open_.tenure, open_.cursor, str(error))
         # The ledger keeps the range of the intent under its number, marked as abandoned.
         open_.sequence += open_.numbered
         open_.intent, open_.numbered = None, False

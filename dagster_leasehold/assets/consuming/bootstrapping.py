@@ -60,7 +60,7 @@ class Bootstrapping:
         """Return the cursor where an open shard continues; record a gap at its bootstrap cursor.
 
         The gap is recorded whenever the checkpoint still equals the bootstrap cursor, because an
-        earlier run can have died between `apply` and this call.
+        earlier run may have died between `apply` and this call.
         """
         cursor = self.cursors.get(tenure.shard)
         begin = self._starts.pop(tenure.shard, None)

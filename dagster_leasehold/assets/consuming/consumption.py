@@ -255,7 +255,7 @@ class Consumer:
         """Process and commit the next batches, and adapt the batch size to the time taken."""
         started_s, limits = self._clock(), self._sizes.limits
         planned = self._planning.plan() if due else []
-        commits = self._make_batches(planned) if planned else []
+        commits = self._process_batches(planned) if planned else []
         planned = [batch for batch in planned if not batch.open_.in_flight]
         finished, late_commits = self._commit_finished_jobs()
         planned, commits = [*planned, *finished], [*commits, *late_commits]
@@ -271,7 +271,7 @@ class Consumer:
                 self._sizes.record_sweep(sizes, took_s=took_s)
             self._open.announce(self._sizes.expected_s)
 
-    def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
+    def _process_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
         """Record the intents, run the Spark job, and commit; return the commits."""
         current = self._record_intents(planned)
         if not current:

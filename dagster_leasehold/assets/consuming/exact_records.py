@@ -1,4 +1,4 @@
-"""Converts a reader's records to the record schema, in counted portions.
+"""Converts a reader's records to the record schema, in portions of limited size.
 
 Spark's tasks call it, in `range_tasks` and `frame_tasks`.
 """

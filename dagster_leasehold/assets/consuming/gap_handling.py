@@ -27,7 +27,7 @@ class GapHandling:
     store: LeaseStore
     source: ShardSource
 
-    def settle(self, tenure: Tenure, start: str, reason: str) -> str:
+    def handle(self, tenure: Tenure, start: str, reason: str) -> str:
         """Record the gap at the checkpoint `start`, and skip it if the policy allows that.
 
         Returns:

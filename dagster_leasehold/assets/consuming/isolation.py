@@ -14,8 +14,8 @@ from dagster_leasehold.assets.consuming.open_shards import OpenShard
 from dagster_leasehold.assets.errors import (
     BatchIncomplete,
     RecordBlocks,
-    SparkAway,
     SparkFeatureMissing,
+    SparkNotReady,
     SparkUnavailable,
     TransformError,
     TransformUnusable,
@@ -45,11 +45,11 @@ UNREAD_AFTER = 2 * KILLED_MAX
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
-_INNOCENT = (TransformUnusable, SparkAway, SparkFeatureMissing)
+_INNOCENT = (TransformUnusable, SparkNotReady, SparkFeatureMissing)
 
 
 def can_come_from_records(error: BaseException) -> bool:
-    """Return True if a record can have caused the error."""
+    """Return True if a record may have caused the error."""
     if isinstance(error, _INNOCENT):
         return False
     # A plain `SourceError` wraps an unexpected exception of the reader.
@@ -57,9 +57,9 @@ def can_come_from_records(error: BaseException) -> bool:
 
 
 def run_can_continue(error: LeaseholdError) -> bool:
-    """Return True if a record can have caused the error and the run can try a smaller range.
+    """Return True if a record may have caused the error and the run can try a smaller range.
 
-    It cannot if its process stalls or Spark is unavailable.
+    The run cannot do so if its process has stalled or Spark is unavailable.
     """
     return can_come_from_records(error) and not isinstance(error, _PROCESSES)
 

@@ -46,6 +46,6 @@ class LogOfGroup:
             raise LogRenewed(
                 f"The log of stream {self.key.stream} was deleted and recreated under its old name "
                 f"(its identity is {identity}, and cursors of {self.key} belong to "
-                f"{self._expected}): consume it as a stream or group of another name. If stored "
+                f"{self._expected}): consume it as a stream or group with another name. If stored "
                 f"cursors are valid in it, run `leasehold group accept-log {self.key.stream}`."
             )

@@ -103,7 +103,7 @@ def consume_shards(
             between_batches=lambda: guard.call(EVENTS, between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
             follow=follow and _guarded_follow(follow, guard, planner, run),
-            unfinished_by=on_spark.succeed,
+            unfinished_by=on_spark.add_predecessor,
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s

@@ -192,7 +192,7 @@ class OpenShards:
 
         Tenures are closed in one transaction where possible; a shard in transfer is closed alone.
         """
-        # A store that did not answer an earlier call can have recovered.
+        # A store that did not answer an earlier call may have recovered.
         self._store_unavailable = False
         shards = self.all() if among is None else among
         if not shards:

@@ -191,7 +191,7 @@ class Opening:
                 reason = "the first records of a child expired before its parents were finished"
                 if removed:
                     reason = "the whole shard expired before it was read"
-                cursor = self.gaps.settle(open_.tenure, str(bounds.origin), reason)
+                cursor = self.gaps.handle(open_.tenure, str(bounds.origin), reason)
         else:
             cursor = self.stream.source.cursor_at(shard, at)
         if at is not Position.BEGIN:

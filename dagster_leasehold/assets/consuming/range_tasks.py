@@ -69,7 +69,7 @@ class RangeTasks:
         task = _Task(reader, transform, self.transform_name, self.folder)
         # Files become durable in the background while the next ranges are read and written.
         results = [task.run(range_, self._names(range_)) for range_ in ranges]
-        rows = [task.settle(row, files) for row, files in results]
+        rows = [task.sync(row, files) for row, files in results]
         if any(row.files for row in rows):
             self.folder.sync_folder()
         return rows
@@ -122,10 +122,10 @@ class _Task:
             # Each range counts as progress, even if the source fails slowly.
             self._moving.moved()
 
-    def settle(self, row: RangeRow, files: RangeFiles) -> RangeRow:
+    def sync(self, row: RangeRow, files: RangeFiles) -> RangeRow:
         """Wait until a range's files are durable; return its row, or the row of its failure."""
         try:
-            files.settle()
+            files.sync()
         except Exception as error:
             return self._abandon(row.part, files, error)
         return row

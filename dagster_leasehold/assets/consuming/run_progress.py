@@ -22,8 +22,8 @@ class RunProgress:
 
     Attributes:
         unread: the unread records at the last poll; None if unknown.
-        waiting_s: the longest time that an unread record can have waited, in seconds; None if there
-            is no unread record, or the time is unknown.
+        waiting_s: an upper bound of the age of the unread records, in seconds; None if there is no
+            unread record, or their age is unknown.
         next_s: the time until the next batch, in seconds; None if there is no unread record.
         rate: records read per second over about the last minute.
     """

@@ -50,6 +50,6 @@ def set_aside_unread(job: SweepJob, each: Retry) -> SweepOutcome:
     files = RangeFiles(folder, names, shard, "")
     files.add(pa.RecordBatch.from_pylist([row], schema))
     written = files.finish()
-    files.settle()
+    files.sync()
     folder.sync_folder()
     return SweepOutcome.of(attempt, RangeStatistics(records=1), written)

@@ -32,7 +32,7 @@ from dagster_leasehold.assets.decoding.stream_decoding import whole_transform
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
     SessionLost,
-    SparkAway,
+    SparkNotReady,
     SparkUnavailable,
     TransformError,
     TransformUnusable,
@@ -207,7 +207,7 @@ class SparkSweeper:
                 self._session = self._spark.open()
             except SparkUnavailable as error:
                 # No record was read, so no record can be the cause.
-                raise SparkAway(str(error)) from error
+                raise SparkNotReady(str(error)) from error
             return self._session
 
     def _renew_session(self, lost: SparkSession) -> SparkSession | None:

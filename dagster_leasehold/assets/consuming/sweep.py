@@ -12,7 +12,11 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SparkAway, TransformUnusable
+from dagster_leasehold.assets.errors import (
+    QuarantineLimitExceeded,
+    SparkNotReady,
+    TransformUnusable,
+)
 from dagster_leasehold.assets.guarding.side_by_side import SideBySide
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.worker_results import Plain, RangeStatistics, WrittenFile
@@ -177,12 +181,12 @@ class GuardedSweeper:
         return self.guarded(self._guard, lambda: self._sweeper(ranges, numbers))
 
     def guarded(self, guard: StallGuard, work: Callable[[], T]) -> T:
-        """Run work on Spark under a watchdog; raise `SparkAway` if it stalls for lack of cores."""
+        """Run work on Spark under a watchdog; raise `SparkNotReady` if it stalls for lack of cores."""
         try:
             return guard.call(self._awaited, work)
         except RunStalled as stalled:
             if self._starved():
-                raise SparkAway(str(stalled)) from stalled
+                raise SparkNotReady(str(stalled)) from stalled
             raise
 
 
@@ -223,7 +227,7 @@ class GuardedSeparateJobs(SeparateJobs):
 
     def _run(self, each: Retry) -> tuple[Retry, SweepResult]:
         # A single record gets the time limit of a whole batch before it counts as blocking.
-        with self._guard.beside(searching=each.searched) as guard:
+        with self._guard.for_batch(searching=each.searched) as guard:
             self._guards.add(guard)
             try:
                 return each, self._sweeper.guarded(guard, lambda: self._process(each, guard))

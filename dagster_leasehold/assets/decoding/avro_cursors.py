@@ -1,10 +1,10 @@
-"""Positions in many Avro values at once: each read takes the next item of all chosen values.
+"""Positions in many Avro values: each call reads the next item of all selected values.
 
-Avro has no field tags, so the position of an item depends on the items before it. But the items of
-different values are independent: one call of numpy reads the same item of thousands of values.
+Avro has no field tags, so the position of an item depends on the items before it. But values are
+independent of each other: one call of numpy reads the same item of thousands of values.
 
-A value that ends too early or has an impossible length fails: its position moves to zeros behind
-the data, where every further item is empty. So no read needs a check of its own, except lengths.
+A value that ends too early or has an impossible length fails. Its position then moves to the zeros
+after the data, where every further item is empty. So only lengths need a check when they are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from dagster_leasehold.assets.decoding.payloads import Mask, Payloads, Positions, byte_strings
 
 Rows = Any
-"""The chosen values: `ALL`, or ascending row numbers."""
+"""The selected values: `ALL`, or ascending row numbers."""
 ALL = slice(None)
 _CONTINUED = np.uint64(0x8080808080808080)
 _PAYLOAD = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -30,13 +30,13 @@ _SEVENTHS = tuple(
         (4, 0x000000000FFFFFFF, 0x0FFFFFFF00000000),
     )
 )
-"""Steps that move the seven low bits of each byte together."""
+"""The steps that join the seven low bits of all bytes of a word."""
 _WORD = 16
 _ONE = np.uint64(1)
 
 
 def subset(rows: Rows, mask: Mask) -> Positions:
-    """Return the chosen values for which a mask is true."""
+    """Return the selected values for which a mask is true."""
     return np.flatnonzero(mask) if isinstance(rows, slice) else rows[mask]
 
 
@@ -45,12 +45,12 @@ class Cursors:
 
     Attributes:
         bad: a mask of the values that do not conform to the schema.
-        left: a mask of the values that another decoder has to decode.
-        stopped: a mask of both.
+        left: a mask of the values that are left to another decoder.
+        stopped: a mask of the values that are bad or left.
 
     Args:
         payloads: the values.
-        reach: the most bytes that a value of the schema has between two lengths.
+        reach: the most bytes that are read from a value between two lengths.
     """
 
     def __init__(self, payloads: Payloads, reach: int) -> None:
@@ -66,18 +66,18 @@ class Cursors:
         self.stopped: Mask = np.zeros(len(payloads), np.bool_)
 
     def count(self, rows: Rows) -> int:
-        """Return the number of chosen values."""
+        """Return the number of selected values."""
         return len(self.at) if isinstance(rows, slice) else len(rows)
 
     def fail(self, rows: Rows, mask: Mask) -> None:
-        """Mark the chosen values for which a mask is true as bad."""
+        """Mark the selected values as bad for which the mask is true."""
         if mask.any():
             failures = subset(rows, mask)
             self.bad[failures] = True
             self._stop(failures)
 
     def leave(self, numbers: Positions) -> None:
-        """Leave values for another decoder."""
+        """Leave values to another decoder."""
         self.left[numbers] = True
         self._stop(numbers)
 
@@ -91,7 +91,7 @@ class Cursors:
         return self.bad | ((self.at != self.ends) & ~self.left)
 
     def numbers(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Read a number of variable length, in zigzag encoding."""
+        """Read a zigzag-encoded number of variable length from each selected value."""
         at = self.at[rows]
         first = self.data[at]
         if not len(first) or first.max() < 0x80:
@@ -110,7 +110,7 @@ class Cursors:
         bits = words & ((stop << _ONE) - _ONE) & _PAYLOAD
         for shift, low, high in _SEVENTHS:
             bits = (bits & low) | ((bits & high) >> shift)
-        # A power of two is exact as a float, whose exponent gives the number of its byte.
+        # `stop` is a power of two, so a float holds it exactly; its exponent determines the byte.
         lengths = ((stop.astype(np.float64).view(np.int64) >> 52) - 1022) >> 3
         longer = stops == 0
         if longer.any():
@@ -125,14 +125,14 @@ class Cursors:
         return bits, lengths
 
     def fixed(self, rows: Rows, kind: str, width: int) -> npt.NDArray[Any]:
-        """Read an item of fixed width, as a type of numpy."""
+        """Read an item of fixed width, as numpy's type `kind`."""
         at = self.at[rows]
         items = self._items(kind, at)
         self.at[rows] = at + width
         return items
 
     def spans(self, rows: Rows) -> tuple[Positions, Positions]:
-        """Read a length and skip that many bytes; return their first positions and lengths."""
+        """Read a length and skip that many bytes; return their positions and lengths."""
         lengths = self.numbers(rows)
         at = self.at[rows]
         impossible = (lengths < 0) | (lengths > self.ends[rows] - at)

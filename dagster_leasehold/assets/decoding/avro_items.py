@@ -23,7 +23,7 @@ _pc: Any = pyarrow.compute
 
 NUMBER_BYTES_MAX = 10
 ROUNDS_MAX = 64
-"""The items of a list that are read if fewer values than this have so many."""
+"""If fewer values than this have more items than this in a list, another decoder reads them."""
 EMPTY_ITEMS_MAX = 10_000
 """The most items of a list whose items take no bytes."""
 DECIMAL_BYTES_MAX = 16
@@ -35,8 +35,8 @@ class Item(ABC):
 
     Attributes:
         kind: the type of its array.
-        reach: the most bytes that it reads before a length ends it.
-        least: the fewest bytes that it takes.
+        reach: the most bytes that are read before or between the lengths in it.
+        least: the fewest bytes that it occupies.
     """
 
     kind: pa.DataType
@@ -45,13 +45,13 @@ class Item(ABC):
 
     @abstractmethod
     def read(self, cursors: Cursors, rows: Rows) -> pa.Array:
-        """Read the item of the chosen values; bad values can get any item."""
+        """Read the item of the selected values; the items of bad values are arbitrary."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class NullItem(Item):
-    """No value; it takes no bytes."""
+    """Null, which occupies no bytes."""
 
     @override
     def read(self, cursors: Cursors, rows: Rows) -> pa.Array:
@@ -245,7 +245,7 @@ class ListItem(Item):
     Attributes:
         items: the items of an array, or the values of a map.
         keys: the keys of a map; None for an array.
-        alone: True if a value with very many items can be left for another decoder.
+        alone: True if a value with many items can be left to another decoder.
     """
 
     items: Item

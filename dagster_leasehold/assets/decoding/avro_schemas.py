@@ -119,7 +119,7 @@ class AvroDecoder:
     def _with_left(
         self, payloads: Payloads, columns: list[pa.Array], left: Mask, bad: Mask
     ) -> list[pa.Array]:
-        """Decode some values one by one, and put them into the columns."""
+        """Decode the left values one by one, and insert them into the columns."""
         numbers = np.flatnonzero(left)
         kind = pa.struct([*self.fields])
         rows: list[pa.Array] = []
@@ -146,7 +146,7 @@ class AvroDecoder:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of fastavro with text for UUIDs, which Arrow does not convert."""
+    """Convert the UUIDs in a value of fastavro to text, because Arrow does not accept them."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -155,11 +155,11 @@ def _plain(value: Any) -> Any:
 
 
 class _Plans:
-    """Makes the items of a schema.
+    """Builds the items of a schema.
 
     Args:
         named: the named types, by their full names.
-        name: the schema in messages.
+        name: the name of the schema for messages.
     """
 
     def __init__(self, named: Mapping[str, Any], name: str) -> None:
@@ -197,8 +197,8 @@ class _Plans:
     def _named_item(self, name: str, within: tuple[str, ...]) -> Item:
         if name in within:
             raise SchemaUnusable(
-                f"The type {shown(name)} of the {self._name} contains itself, which no column "
-                "can: decode the records in a transform."
+                f"The type {shown(name)} of the {self._name} contains itself, so it cannot become "
+                "a column: decode the records in a transform."
             )
         return self.item(self._named[name], within)
 
@@ -278,7 +278,7 @@ def _decimal(schema: Mapping[str, Any]) -> Item | None:
 
 
 def _plainly_read(item: Item) -> bool:
-    """Return True if fastavro shows which type of a union each value has."""
+    """Return True if a value from fastavro determines its type in each union."""
     match item:
         case UnionItem():
             return not pa.types.is_struct(item.kind)

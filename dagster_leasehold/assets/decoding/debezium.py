@@ -28,7 +28,7 @@ class DebeziumDecoder:
 
     Args:
         envelopes: decodes values to envelopes, with the columns `before`, `after` and `op`.
-        name: the schema in messages.
+        name: the name of the schema for messages.
 
     Raises:
         SchemaUnusable: the schema is not that of an envelope.

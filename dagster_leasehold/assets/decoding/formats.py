@@ -12,7 +12,7 @@ from dagster_leasehold.assets.errors import SchemaUnusable, TransformUnusable
 from dagster_leasehold.lease_store.errors import shown
 
 _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
-"""The words of a registry for formats."""
+"""The registry's name for each format."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class ColumnFormat:
         return self.has_header and self.name == "protobuf"
 
     def schema_name(self, key: SchemaKey) -> str:
-        """Return the schema in messages."""
+        """Return the name of a schema for messages."""
         if self.registry is not None:
             return f"schema {key.number}"
         return f"schema {shown(self.schema_file)}" if self.schema_file else "schema of decode"
 
     def decoder(self, key: SchemaKey, column: str) -> Decoder | str:
-        """Return the decoder for a schema, or the error of its records.
+        """Return the decoder for a schema, or an error message for its records.
 
         Raises:
             SchemaUnusable: the schema is not valid, or cannot become columns.

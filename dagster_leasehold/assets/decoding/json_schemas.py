@@ -72,7 +72,7 @@ class _Types:
     Args:
         root: the schema.
         documents: the schemas that it names, by name.
-        name: the schema in messages.
+        name: the name of the schema for messages.
     """
 
     def __init__(self, root: Any, documents: Mapping[str, Any], name: str) -> None:
@@ -145,8 +145,8 @@ class _Types:
             return (_CONNECT | _FORMATS).get(special or "", _PLAIN[kind])
         if id(schema) in within:
             raise SchemaUnusable(
-                f"A type of the JSON {self._name} contains itself, which no column can: decode the "
-                "records in a transform."
+                f"A type of the JSON {self._name} contains itself, so it cannot become a column: "
+                "decode the records in a transform."
             )
         inner = (*within, id(schema))
         if kind == "array":

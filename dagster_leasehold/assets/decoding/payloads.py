@@ -1,4 +1,4 @@
-"""Byte strings within one buffer, the input of all decoders, and their result."""
+"""The input of all decoders: byte strings within one buffer. Also the interface of decoders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def byte_strings(data: npt.NDArray[np.uint8], starts: Positions, ends: Positions
     count = len(starts)
     if not count:
         return pa.array([], pa.binary())
-    # Arrow copies every second element: the others are the bytes between the parts.
+    # The elements between the bounds are parts and gaps in turn; `take` copies the parts.
     bounds = np.empty(2 * count, np.int32)
     bounds[0::2], bounds[1::2] = starts, ends
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
@@ -78,7 +78,7 @@ class Decoder(Protocol):
 
     Attributes:
         fields: the columns, which are all nullable.
-        complaint: the end of the sentence that a record in quarantine has as its error.
+        complaint: the end of the error message of a record in quarantine.
     """
 
     fields: pa.Schema
@@ -87,6 +87,7 @@ class Decoder(Protocol):
     def decode(self, payloads: Payloads) -> tuple[list[pa.Array], Mask]:
         """Return the columns, and a mask of the byte strings that do not conform to the schema.
 
-        Columns have the types that a table has, and any value where the mask is true.
+        The columns have types that a table can have. Their values are arbitrary where the mask is
+        true.
         """
         ...

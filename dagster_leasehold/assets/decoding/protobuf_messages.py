@@ -87,9 +87,9 @@ def registered_type(
 
     Args:
         text: the serialized file descriptor in base 64.
-        references: the same of each file that it imports, by file name.
-        path: the places of the type and of the types around it.
-        name: the schema in messages.
+        references: the descriptors of the files that it imports, by file name.
+        path: the index of each type in the type around it, beginning with the outermost type.
+        name: the name of the schema for messages.
 
     Raises:
         SchemaUnusable: the descriptor is not valid.
@@ -121,8 +121,8 @@ def described_type(descriptors: bytes, message: str, name: str) -> Descriptor:
 
     Args:
         descriptors: the content of the file.
-        message: the full name of the type; it can be empty if the last file has only one.
-        name: the file in messages.
+        message: the full name of the type; can be empty if the last file has only one.
+        name: the name of the file for messages.
 
     Raises:
         SchemaUnusable: the file is not valid, or lacks the type.
@@ -169,8 +169,8 @@ def _add_known(pool: Any, file_name: str) -> None:
 def _struct(message: Descriptor, within: tuple[str, ...], name: str) -> list[pa.Field]:
     if message.full_name in within:
         raise SchemaUnusable(
-            f"The type {message.full_name} of the {name} contains itself, which no column can: "
-            "decode the records in a transform."
+            f"The type {message.full_name} of the {name} contains itself, so it cannot become a "
+            "column: decode the records in a transform."
         )
     around = (*within, message.full_name)
     return [pa.field(each.name, _type(each, around, name)) for each in message.fields]

@@ -1,7 +1,7 @@
 """Decoding of the records of a table: values and keys become columns.
 
-The records are grouped by schema. A worker remembers the columns of all schemas that it has seen,
-so that its files have the same columns until a schema adds one.
+The records are grouped by schema. Each worker keeps the columns of all schemas that it has used, so
+its files have the same columns until a new schema adds one.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ColumnDecoding:
     Attributes:
         column: the column, `value` or `key`.
         form: its format.
-        prefix: the beginning of the names of the new columns.
+        prefix: a prefix of the names of the new columns.
         reserved_names: the names, in lower case, that no new column can have.
-        names: the schemas of the records so far, for messages.
+        names: the names of the schemas used so far, for messages.
     """
 
     column: str
@@ -138,7 +138,7 @@ class ColumnDecoding:
         return Part(rows, batch, errors)
 
     def _decoder(self, key: SchemaKey) -> Decoder | str:
-        """Return the decoder for a schema, or why its records go to quarantine."""
+        """Return the decoder for a schema, or the error message of its records."""
         if key in self._decoders:
             return self._decoders[key]
         decoder = self.form.decoder(key, self.column)
@@ -152,8 +152,8 @@ class ColumnDecoding:
         for each in fields:
             if each.name.lower() in self.reserved_names:
                 raise SchemaUnusable(
-                    f"The {name} has the field {shown(each.name)}, which is the name of a column "
-                    "of all records: set a prefix in decode, such as `prefix: order_`."
+                    f"The {name} has the field {shown(each.name)}, and all records have a column "
+                    "with this name: set a prefix in decode, such as `prefix: order_`."
                 )
         try:
             columns = columns_of(stored_schema(pa.schema(fields)))
@@ -167,15 +167,15 @@ class ColumnDecoding:
 
 
 class RecordDecoding:
-    """A function from records to decoded records, as a transform of Arrow tables.
+    """A transform of Arrow tables that decodes records.
 
     The value of a decoded record becomes null, since its columns replace it. A record that cannot
     be decoded keeps its value and gets a `quarantine_error`.
 
     Args:
         value: the format of values.
-        key: the format of keys; None to leave them as they are.
-        prefix: the beginning of the names of the columns of values.
+        key: the format of keys; None to keep them unchanged.
+        prefix: a prefix of the names of the values' columns.
         reserved_names: the names of the columns of records.
         transform: the user's transform of the decoded records; None without one.
     """
@@ -201,7 +201,7 @@ class RecordDecoding:
 
     @property
     def schemas(self) -> tuple[str, ...]:
-        """The schemas of the records that it has decoded, for messages."""
+        """The names of the schemas used so far, for messages."""
         parts = [self._value, *([self._key] if self._key else [])]
         return tuple(name for part in parts for name in part.names)
 
@@ -222,8 +222,8 @@ class RecordDecoding:
         for name, column in added:
             if name in table.schema.names:
                 raise SchemaUnusable(
-                    f"The column {shown(name)} comes from the value and from the key: set a "
-                    "prefix in decode, such as `prefix: order_`."
+                    f"Value and key both have the column {shown(name)}: set a prefix in decode, "
+                    "such as `prefix: order_`."
                 )
             table = table.append_column(name, column)
         table = table.append_column(ERROR_COLUMN, errors)

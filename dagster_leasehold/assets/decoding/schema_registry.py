@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "SCHEMA_REGISTRY_URL"
 UNKNOWN_FOR_S = 30.0
-"""The time after which the registry is asked again for a schema that it did not have."""
+"""The time before a schema that the registry did not have is requested again."""
 _NO_SUCH_SCHEMA = 40403
 _DEFAULTS = {
     "timeout": 10.0,
@@ -55,9 +55,9 @@ class SchemaRegistry:
     """The access to a registry; it can be sent to other processes, and has no secrets.
 
     Attributes:
-        url: its address, or several with commas; if empty, an environment variable has it.
+        url: its address, or several separated by commas; if empty, an environment variable has it.
         client: properties of Confluent's client, as pairs.
-        secrets: secret properties, each with the environment variable that has its value.
+        secrets: secret properties, each with the name of the environment variable with its value.
     """
 
     url: str
@@ -68,8 +68,8 @@ class SchemaRegistry:
         """Return a schema; None if the registry does not have it.
 
         Args:
-            number: its id.
-            kind: the kind that the stream expects.
+            number: the schema's id.
+            kind: the kind that the stream decodes.
 
         Raises:
             RegistryUnavailable: the registry does not answer, or refuses access.
@@ -120,12 +120,12 @@ class SchemaRegistry:
             self._add_references(client, answer.schema, form, texts)
             texts[reference.name] = answer.schema.schema_str or ""
 
-    def _answer(self, ask: Any) -> Any:
+    def _answer(self, request: Any) -> Any:
         """Return the answer to a request; None if the registry does not have the schema."""
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:
-            return ask()
+            return request()
         except SchemaRegistryError as error:
             status = error.http_status_code
             if error.error_code in (_NO_SUCH_SCHEMA, 40401, 40402):
@@ -136,7 +136,7 @@ class SchemaRegistry:
                 reason, advice = f"answers with the error {status}", "see its log"
         except Exception as error:
             reason, advice = f"does not answer ({type(error).__name__})", "check that it runs"
-        # The next try reads the secrets again, which can have been renewed.
+        # The next attempt reads the secrets again, because they may have changed.
         _CLIENTS.pop(self, None)
         raise RegistryUnavailable(
             f"The schema registry at {self._address()} {reason}, so no records are decoded: "
@@ -155,7 +155,7 @@ class SchemaRegistry:
         url = self.url or os.environ.get(URL_VARIABLE, "")
         if not url:
             raise RegistryUnavailable(
-                f"The stream names no schema registry: set `registry` in decode, or the "
+                f"The stream has no schema registry: set `registry` in decode, or the "
                 f"environment variable {URL_VARIABLE} of Spark's workers."
             )
         secrets = {name: _secret(name, variable) for name, variable in self.secrets}

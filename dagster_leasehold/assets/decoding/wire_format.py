@@ -16,7 +16,7 @@ from dagster_leasehold.assets.decoding.payloads import Mask, Payloads
 HEADER_BYTES = 5
 MAGIC = 0
 _PATH_MAX = 64
-"""The most parts of a path, since each is a level of nested types."""
+"""The most parts of a path; each part is a level of nested types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def headed(payloads: Payloads, present: Mask) -> Mask:
 def groups(payloads: Payloads, mask: Mask, *, with_paths: bool) -> Iterator[Group]:
     """Yield the values with a header, grouped by the schema in the header.
 
-    A path that cannot be read is `(-1,)`, which no schema has.
+    The path is `(-1,)`, which no schema has, if it cannot be read.
     """
     rows = np.flatnonzero(mask)
     starts = payloads.starts[rows]

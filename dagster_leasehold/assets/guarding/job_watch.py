@@ -43,7 +43,7 @@ class JobWatch:
     def interrupted(self) -> SweepInterrupted:
         """Return the error of a job that was interrupted."""
         return SweepInterrupted(
-            f"The Spark job of {self.work} was interrupted: this run can have lost its leases, or "
+            f"The Spark job of {self.work} was interrupted: this run may have lost its leases, or "
             "it is ending."
         )
 
@@ -149,7 +149,7 @@ def watched(
         except Exception:
             raise
         except BaseException:
-            # This process ends; it does so even if Spark does not answer.
+            # This process must end even if Spark does not answer.
             with suppress(Exception):
                 spark.interruptTag(watch.tag)
             raise
@@ -203,4 +203,4 @@ class _Watcher:
         return self._last.running
 
     def _signs(self) -> Hashable:
-        return self._last.done if self.by_tasks else None, self.folder.signs_of_work()
+        return self._last.done if self.by_tasks else None, self.folder.signs_of_progress()

@@ -98,7 +98,7 @@ class RunOnSpark:
     def _spark(self) -> str:
         return f"Spark ({self.where})" if self.where else "Spark"
 
-    def succeed(self, run: str) -> None:
+    def add_predecessor(self, run: str) -> None:
         """Record an earlier run whose job can still run.
 
         1. A run is killed, or its host dies, in the middle of a Spark job.

@@ -115,7 +115,7 @@ class StallGuard:
         self._stalled: RunStalled | None = None
         self._ending = threading.Event()
 
-    def beside(self, *, searching: bool) -> StallGuard:
+    def for_batch(self, *, searching: bool) -> StallGuard:
         """Return a guard for one batch that is read beside the other work of the run.
 
         Args:

@@ -67,14 +67,14 @@ def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]
 def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
     """Set the time of replaced files to now, so that vacuum counts their age from the swap.
 
-    A reader can have listed them just before the swap. Callers call this before the swap, in case
-    they crash after it, and again afterwards.
+    A reader may have listed them just before the swap. Call this before the swap, in case the
+    process crashes after it, and again after the swap.
 
     Raises:
         OutputUnwritable: the time cannot be set. The swap must wait then.
     """
     try:
-        output_root.note_replaced([file.path for file in files])
+        output_root.record_replaced([file.path for file in files])
     except OSError as error:
         raise OutputUnwritable(
             f"The files that are being replaced in {output_root} cannot be marked as such "

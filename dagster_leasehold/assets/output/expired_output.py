@@ -48,10 +48,10 @@ def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> li
 def refuse_expired_times(
     store: Ledger, key: GroupKey, since: datetime | None, until: datetime | None
 ) -> None:
-    """Check that no records of these event times can have expired.
+    """Check that no output with these event times has expired.
 
     Raises:
-        OutputUnreadable: some can have expired.
+        OutputUnreadable: some of it may have expired.
     """
     for shard, expired in expired_output(store, key).items():
         if expired.may_hold(since, until):

@@ -1,6 +1,6 @@
 """One Parquet file of rows, written in row groups of a bounded size.
 
-The files of a commit must be durable before the commit. `settle` makes the content of a file
+The files of a commit must be durable before the commit. `sync` makes the content of a file
 durable; the caller then syncs its folder, which makes the name durable.
 """
 
@@ -41,7 +41,7 @@ RECORD_DDL = (
 """The columns of `shard_sources.source.record_schema` in Spark."""
 TIME_COLUMN, CURSOR_COLUMN = "event_time", "cursor"
 COMPRESSION = "zstd"
-SETTLED_AT_ONCE = 8
+SYNCS_AT_ONCE = 8
 """The most files that are made durable at once. A file system needs hardly more time for them than
 for one file, and an object store receives uploads in parallel."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -135,7 +135,7 @@ class OutputFile:
             raise self._not_parquet(error) from error
 
     def finish(self) -> WrittenFile:
-        """Complete the file, which `settle` makes durable."""
+        """Complete the file, which `sync` makes durable."""
         self.flush()
         self._writer.close()
         return WrittenFile(
@@ -152,9 +152,9 @@ class OutputFile:
             self._mistimed_at,
         )
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Make the content of a complete file durable, and close it."""
-        self._file.settle()
+        self._file.sync()
 
     def _not_parquet(self, error: Exception) -> TransformError:
         return TransformError(
@@ -177,12 +177,12 @@ def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
 
 
 @cache
-def settling() -> Executor:
+def sync_pool() -> Executor:
     """Return the threads of this process that make files durable.
 
     They are kept, because starting them takes longer than a small task.
     """
-    return ThreadPoolExecutor(SETTLED_AT_ONCE, thread_name_prefix="settling")
+    return ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
 
 
 @dataclass
@@ -204,7 +204,7 @@ def new_parquet(place: OutputPlace, schema: pa.Schema) -> Generator[NewParquet]:
             new = NewParquet(writer)
             yield new
         new.bytes = file.written()
-        file.settle()
+        file.sync()
     except BaseException:
         file.abandon()
         raise

@@ -3,9 +3,9 @@
 The folders are listed, which costs less than checking each file. Memory holds eight bytes for each
 name. Consumption, rewriting and vacuum continue at the same time, which must not appear as a loss:
 
-1. The folders are listed first. A file that is not listed can have been committed later.
+1. The folders are listed first. A file that is not listed may have been committed later.
 2. Each such file is looked up by its name.
-3. If it does not exist, it can have been replaced and removed. It counts as missing only if the
+3. If it does not exist, it may have been replaced and removed. It counts as missing only if the
    ledger still names it after the lookup.
 """
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.attempts import file_name
-from dagster_leasehold.assets.output.output_file import OutputFile, quarantined_and_good, settling
+from dagster_leasehold.assets.output.output_file import OutputFile, quarantined_and_good, sync_pool
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
@@ -48,7 +48,7 @@ class RangeFiles:
     _full: list[OutputFile] = field(default_factory=list["OutputFile"])
     _open: dict[bool, OutputFile] = field(default_factory=dict[bool, OutputFile])
     _schemas: dict[bool, pa.Schema] = field(default_factory=dict[bool, "pa.Schema"])
-    _settling: list[Future[None]] = field(default_factory=list["Future[None]"])
+    _syncs: list[Future[None]] = field(default_factory=list["Future[None]"])
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows in order; rows with an error go to quarantine.
@@ -75,13 +75,13 @@ class RangeFiles:
         """Complete the files, and start to make them durable."""
         files = [*self._full, *(self._open[kind] for kind in sorted(self._open))]
         written = [file.finish() for file in files]
-        self._settling = [settling().submit(file.settle) for file in files]
+        self._syncs = [sync_pool().submit(file.sync) for file in files]
         return written
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Wait until the content of finished files is durable; the caller syncs the folder."""
-        wait(self._settling)
-        for each in self._settling:
+        wait(self._syncs)
+        for each in self._syncs:
             each.result()
 
     def abandon(self) -> None:
@@ -152,7 +152,7 @@ class ShardFiles:
         """Complete all files and make them durable; return them in order of their first rows."""
         written = [file for files in self._of.values() for file in files.finish()]
         for files in self._of.values():
-            files.settle()
+            files.sync()
         if written:
             self.folder.sync_folder()
         self._of = {}

@@ -120,7 +120,7 @@ def swap(
     failpoints.reach("after_swap")
     if not isinstance(outcome, Changed):
         return False
-    # Again: the swap can have waited for the store while readers still listed these files.
+    # Again: the swap may have waited for the store while readers still listed these files.
     touch_replaced(output_root, files)
     return True
 

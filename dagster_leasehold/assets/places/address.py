@@ -62,8 +62,8 @@ def output_place(address: Output) -> OutputPlace:
         return _folder(Path(unquote(parts.path)))
     if parts.scheme not in STORES:
         raise InvalidSetting(
-            f"Output cannot be kept in {parts.scheme}://: use a folder, or a URI that begins with "
-            f"file://, {', '.join(f'{store}://' for store in STORES[:-1])} or {STORES[-1]}://."
+            f"Output cannot be stored in {parts.scheme}://: use a folder, or a URI that begins "
+            f"with file://, {', '.join(f'{store}://' for store in STORES[:-1])} or {STORES[-1]}://."
         )
     if parts.query or parts.fragment or not re.fullmatch(_ROOTS[parts.scheme], parts.netloc):
         raise InvalidSetting(

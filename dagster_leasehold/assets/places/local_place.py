@@ -54,7 +54,7 @@ class LocalFile(NewFile):
         return self._file.tell()
 
     @override
-    def settle(self) -> None:
+    def sync(self) -> None:
         sync_file(self._file)
         self._file.close()
 
@@ -175,14 +175,14 @@ class LocalPlace(OutputPlace):
         return fs.LocalFileSystem(), str(self.path)
 
     @override
-    def note_work(self, task: str) -> None:
+    def write_sign(self, task: str) -> None:
         path = self.path / SIGNS_FOLDER / f"{MOVING_SIGN}-{task}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(b".")
 
     @override
-    def signs_of_work(self) -> Hashable:
+    def signs_of_progress(self) -> Hashable:
         signs: set[tuple[str, int]] = set()
         for folder, folders, names in os.walk(self.path):
             for path in (f"{folder}/{name}" for name in (*folders, *names)):
@@ -218,7 +218,7 @@ class LocalPlace(OutputPlace):
         return self.path.lstat().st_mtime_ns
 
     @override
-    def note_replaced(self, files: Iterable[str]) -> None:
+    def record_replaced(self, files: Iterable[str]) -> None:
         for file in files:
             # A missing file cannot be read either; a replay writes its records again.
             with contextlib.suppress(FileNotFoundError):

@@ -43,7 +43,7 @@ class Entry:
 
 
 class NewFile(ABC):
-    """A file that is being written, and is durable once `settle` has returned.
+    """A file that is being written, and is durable once `sync` has returned.
 
     Attributes:
         sink: the stream that Parquet's writer writes to.
@@ -56,7 +56,7 @@ class NewFile(ABC):
         """Flush the file, and return its size in bytes."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Make the content durable, and close the file. In an object store it appears now."""
 
     @abstractmethod
@@ -164,11 +164,11 @@ class OutputPlace(ABC):
     # -- signs of progress, for processes that wait ------------------------------------------------
 
     @abstractmethod
-    def note_work(self, task: str) -> None:
+    def write_sign(self, task: str) -> None:
         """Write a sign of a task's progress into this attempt's folder."""
 
     @abstractmethod
-    def signs_of_work(self) -> Hashable:
+    def signs_of_progress(self) -> Hashable:
         """Return a value that changes whenever a task has written a sign of progress."""
 
     # -- listing and vacuum -------------------------------------------------------------------
@@ -200,14 +200,14 @@ class OutputPlace(ABC):
         """
 
     @abstractmethod
-    def note_replaced(self, files: Iterable[str]) -> None:
+    def record_replaced(self, files: Iterable[str]) -> None:
         """Record the current time as the time when these files were replaced."""
 
     def replaced_ns(self) -> Mapping[str, int]:
         """Return the times when files were replaced; empty if `modified_ns` returns them."""
         return {}
 
-    def forget_replaced(self, before_ns: int) -> None:
+    def drop_replaced(self, before_ns: int) -> None:
         """Delete the records of files that were replaced before this time."""
         del before_ns
 
@@ -232,4 +232,4 @@ class MovingRecords:
             return
         self._last_sign_s = now_s
         with suppress(OSError):
-            self._folder.note_work(self._task)
+            self._folder.write_sign(self._task)

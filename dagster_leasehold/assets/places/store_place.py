@@ -52,11 +52,11 @@ class StoreFile(NewFile):
 
     @override
     def written(self) -> int:
-        # Only `settle` waits for the upload; a flush would, too.
+        # Only `sync` waits for the upload; a flush would, too.
         return self.sink.tell()
 
     @override
-    def settle(self) -> None:
+    def sync(self) -> None:
         self.sink.close()
 
     @override
@@ -182,12 +182,12 @@ class StorePlace(OutputPlace):
         return system, f"{self.root.partition('@')[0]}/{self.path}".rstrip("/")
 
     @override
-    def note_work(self, task: str) -> None:
+    def write_sign(self, task: str) -> None:
         # One name for all tasks: a reader needs no listing, and any change is a sign.
         (self / f"{SIGNS_FOLDER}/{MOVING_SIGN}").put(f"{task} {uuid.uuid4().hex}".encode())
 
     @override
-    def signs_of_work(self) -> Hashable:
+    def signs_of_progress(self) -> Hashable:
         with contextlib.suppress(OSError):
             return (self / f"{SIGNS_FOLDER}/{MOVING_SIGN}").content()
         return None
@@ -253,7 +253,7 @@ class StorePlace(OutputPlace):
         return info.mtime_ns
 
     @override
-    def note_replaced(self, files: Iterable[str]) -> None:
+    def record_replaced(self, files: Iterable[str]) -> None:
         paths = list(files)
         for first in range(0, len(paths), LIST_FILES_MAX):
             record = self / f"{REPLACED_FOLDER}/{uuid.uuid4().hex}.json"
@@ -269,7 +269,7 @@ class StorePlace(OutputPlace):
         return newest
 
     @override
-    def forget_replaced(self, before_ns: int) -> None:
+    def drop_replaced(self, before_ns: int) -> None:
         for record in list(self.entries(REPLACED_FOLDER)):
             if not record.folder and record.modified_ns < before_ns:
                 (self / record.path).remove(missing_ok=True)

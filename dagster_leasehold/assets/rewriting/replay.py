@@ -71,7 +71,7 @@ class ReplayReport:
         unpublished: the number of batches that keep their old output, because they wait for
             publication.
         expired_until: the cursor where the output of the shard begins, if part of the requested
-            output can have expired; otherwise None.
+            output may have expired; otherwise None.
         error: the reason why no output was replaced; empty without an error.
     """
 
@@ -131,7 +131,7 @@ def replay_on_spark(
         sweeper = SparkSweeper(stream=stream, spark=on_spark, output_root=output_root)
 
         def has_ended(other: str) -> bool:
-            on_spark.succeed(other)
+            on_spark.add_predecessor(other)
             return ended(other)
 
         replayer = Replayer(

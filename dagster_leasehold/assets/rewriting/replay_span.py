@@ -61,7 +61,7 @@ class ReplaySpan:
         return span
 
     def check_expired(self, shard: ShardId, expired: Expired) -> bool:
-        """Return True if records of the span can have expired.
+        """Return True if records of the span may have expired.
 
         Raises:
             RewriteRefused: the span starts or ends at a cursor that has expired.

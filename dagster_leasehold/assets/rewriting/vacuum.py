@@ -114,7 +114,7 @@ def vacuum(
                 if entry.folder and entry.modified_ns < limit_ns and _attempt(entry) not in in_use
             ]
         )
-        output_root.forget_replaced(limit_ns)
+        output_root.drop_replaced(limit_ns)
     return VacuumReport(
         removed=tuple(entry.path for entry in old),
         removed_bytes=sum(entry.bytes for entry in old),

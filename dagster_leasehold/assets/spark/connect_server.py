@@ -29,7 +29,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_client
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, register_client
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
@@ -132,7 +132,7 @@ def connect_server(
     Raises:
         SparkUnavailable: the server ended before it answered, or did not answer in time.
     """
-    note_client(folder)
+    register_client(folder)
     version = _version(user_conf)
     server = running(folder)
     if server is not None and server.version == version:
@@ -154,7 +154,7 @@ def connect_server(
 def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
-    With `only`, any other server keeps running: another process can have just started it.
+    With `only`, any other server keeps running: another process may have just started it.
     """
     if not folder.is_dir():
         return False

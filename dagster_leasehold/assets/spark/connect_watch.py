@@ -47,12 +47,12 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 """Only Linux has it. Elsewhere `stop` ends a server whose watcher was killed."""
 
 
-def note_client(folder: Path) -> None:
+def register_client(folder: Path) -> None:
     """Register this process as a client, for which the server of `folder` keeps running."""
     _register(folder, CLIENTS)
 
 
-def note_keeper(folder: Path) -> None:
+def register_keeper(folder: Path) -> None:
     """Register this process as a keeper, which keeps the server of `folder` for the next run."""
     _register(folder, KEEPERS)
 

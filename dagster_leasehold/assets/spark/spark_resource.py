@@ -24,7 +24,11 @@ from dagster_leasehold.assets.spark.connect_server import (
     running,
     stop,
 )
-from dagster_leasehold.assets.spark.spark_session import builder_conf, forget, settle
+from dagster_leasehold.assets.spark.spark_session import (
+    builder_conf,
+    configure_session,
+    drop_session,
+)
 from dagster_leasehold.assets.spark.spark_settings import (
     CONNECT,
     CONNECT_SCHEME,
@@ -117,7 +121,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             return None
         lost, self._supplier = self._supplier, None
         if lost is not None:
-            forget(lost.spark_session)
+            drop_session(lost.spark_session)
         self._replace_shared_session()
         return self.spark_session
 
@@ -155,7 +159,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         session: Any = None
         try:
             session = supplier.spark_session
-            settle(session, self.conf if self.mode.startswith(CONNECT_SCHEME) else {})
+            configure_session(session, self.conf if self.mode.startswith(CONNECT_SCHEME) else {})
             if is_remote(self.mode):
                 shipped_code.begin(session, self.environment_archive)
         except LeaseholdError:
@@ -165,7 +169,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             if SESSION_CLOSED not in str(error):
                 raise SparkUnavailable(sentence) from error
             if session is not None:
-                forget(session)
+                drop_session(session)
             raise SessionLost(sentence) from error
         return supplier
 

@@ -180,7 +180,7 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
     return server.address
 
 
-def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
+def configure_session(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
     """Apply the user's configuration and the project's settings to a new session.
 
     A client of a Connect server also gets short retries. By default, it retries for ten minutes if
@@ -212,7 +212,7 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
         session.conf.set(key, value)
 
 
-def forget(session: Any) -> None:
+def drop_session(session: Any) -> None:
     """Drop a lost session without closing it on the Connect server."""
     session.release_session_on_close = False
     session.stop()

@@ -70,6 +70,6 @@ def refusal(here: str, server: str) -> str | None:
     return None
 
 
-def go_together(here: str, there: str) -> bool:
+def releases_agree(here: str, there: str) -> bool:
     """Return True if this process and Spark's workers can have these versions of PySpark."""
     return refusal(here, there) is None

@@ -110,7 +110,7 @@ def build_window(
     Raises:
         WindowIncomplete: a shard can still deliver records of the window.
         TableUnavailable: committed output is not published.
-        OutputUnreadable: records of the window can have expired. Its output is unchanged.
+        OutputUnreadable: records of the window may have expired. Its output is unchanged.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
         RunStalled: Spark made no progress for the stream's `stall_limit_s`.
@@ -171,7 +171,7 @@ class _WindowBuild:
         store, key = self.deployment.store(), self.stream.key
         for each in store.window_attempts(key):
             if ended(each.run):
-                self.on_spark.succeed(each.run)
+                self.on_spark.add_predecessor(each.run)
                 store.end_window(key, each.attempt)
 
     def run_attempts(self) -> WindowResult:

@@ -145,11 +145,11 @@ def _streams(target: Target) -> Iterator[ShardStream]:
 
 
 def _different_versions(on_host: Versions, on_worker: Versions) -> Iterator[Finding]:
-    from dagster_leasehold.assets.spark.spark_versions import go_together
+    from dagster_leasehold.assets.spark.spark_versions import releases_agree
 
     if _minor(on_worker["Python"]) != _minor(on_host["Python"]):
         yield _different_python(_minor(on_worker["Python"]))
-    if on_host["pyspark"] != on_worker["pyspark"] and not go_together(
+    if on_host["pyspark"] != on_worker["pyspark"] and not releases_agree(
         on_host["pyspark"], on_worker["pyspark"]
     ):
         text = (

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_leasehold.assets.spark.connect_watch import note_keeper
+from dagster_leasehold.assets.spark.connect_watch import register_keeper
 from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -48,7 +48,7 @@ class SparkKeeper:
         self._begin_at = clock()
         self._waits = RestartWaits(WAIT_FIRST_S, WAIT_MAX_S)
         if self._active:
-            note_keeper(self._folder)
+            register_keeper(self._folder)
 
     def check(self) -> None:
         """Start the server, or retry a failed start; to be called about once a second."""
@@ -124,11 +124,11 @@ def run_first_job(address: str, folder: Path) -> int:
     from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
     from dagster_leasehold.assets.places.local_place import local_place
     from dagster_leasehold.assets.shard_stream import ShardStream
-    from dagster_leasehold.assets.spark.spark_session import settle
+    from dagster_leasehold.assets.spark.spark_session import configure_session
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
     spark = SparkSession.builder.remote(address).getOrCreate()
-    settle(spark)
+    configure_session(spark)
     with tempfile.TemporaryDirectory(prefix="warm-up-", dir=folder) as scratch:
         log = LocalLog.create(Path(scratch) / "log", 1)
         [shard] = [row.shard for row in log.list_shards()]

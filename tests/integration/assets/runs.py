@@ -104,7 +104,7 @@ def consume_stream(
         sweeper=SparkSweeper(
             stream=stream, spark=on_spark, output_root=local_place(home / "output")
         ),
-        unfinished_by=on_spark.succeed,
+        unfinished_by=on_spark.add_predecessor,
         heartbeat=Beat(),
         clock=time.monotonic,
         replaces=dict.fromkeys(shards, replaces) if replaces else None,

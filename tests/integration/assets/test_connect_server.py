@@ -23,7 +23,7 @@ import pytest
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
-from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_client
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, register_client
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE, SparkSettings
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
@@ -77,7 +77,7 @@ def group_of(pid: int) -> list[psutil.Process]:
 def folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "spark"
     # This process uses it as well, so that it stays while no other does.
-    note_client(folder)
+    register_client(folder)
     yield folder
     stop(folder)
 

@@ -224,7 +224,7 @@ def test_a_swap_that_cannot_touch_the_replaced_files_is_not_made(
     def away(self: OutputPlace, files: object) -> None:
         raise OSError("the store is away")
 
-    monkeypatch.setattr(type(world.place), "note_replaced", away)
+    monkeypatch.setattr(type(world.place), "record_replaced", away)
     reports = world.compactor("compact-1").compact([ZERO])
     assert "cannot be marked as such (the store is away)" in reports[ZERO].error
     assert world.named() == before

@@ -21,8 +21,8 @@ from dagster_leasehold.assets.run_process import (
     process_ended,
     process_note,
     recorded_process,
-    show_on_run,
     tag_run,
+    tag_shards,
 )
 from tests.unit.sensors.streams import scripted_stream
 
@@ -126,8 +126,8 @@ def test_tags_between_processes_are_hidden_in_dagster(tag: str) -> None:
 def test_a_run_shows_its_shards_and_records() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(dg.job(name="job")(lambda: None))
-        show_on_run(instance, run.run_id, ["0", "2"], "12,345 read, nothing unread")
-        show_on_run(instance, run.run_id, (), "12,400")
+        tag_shards(instance, run.run_id, ["0", "2"], "12,345 read, nothing unread")
+        tag_shards(instance, run.run_id, (), "12,400")
         shown = instance.get_run_by_id(run.run_id)
     assert shown is not None
     assert shown.tags["leasehold/shards"] == "0, 2"
@@ -139,4 +139,4 @@ def test_a_storage_that_refuses_tags_does_not_fail_a_run() -> None:
         def add_run_tags(self, *_: object) -> None:
             raise ConnectionError("away")
 
-    show_on_run(Refusing(), "run", ["0"], "7")  # type: ignore[arg-type]
+    tag_shards(Refusing(), "run", ["0"], "7")  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_the_table_follows_a_home_that_was_moved(
         capsys.readouterr()
         assert main([*command, *at]) == 2
         error = capsys.readouterr().err
-        assert "have its table follow with `leasehold table move`" in error
+        assert "make its table follow with `leasehold table move`" in error
         assert error.count("\n") == 1
     assert main(["table", "move", "demo", *at]) == 0
     assert "The table has 6 files; they equal the ledger's." in capsys.readouterr().out

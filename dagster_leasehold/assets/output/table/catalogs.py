@@ -139,8 +139,8 @@ class LeaseDatabaseCatalog(TableCatalog):
     def newest_state(self) -> OpenTable | None:
         """Compare the metadata files that are not older than the file that the pointer names.
 
-        Of files with the same number of publications, only the file with the highest epoch can have
-        been committed: a lock with an earlier epoch can no longer commit. If a group continues from
+        Of files with the same number of publications, only the file with the highest epoch may be
+        committed: a lock with an earlier epoch can no longer commit. If a group continues from
         a restored pointer, its new files take precedence over the older ones.
         """
         pointer = None if self.name is None else self.store.table_pointer(self.name)

@@ -40,7 +40,7 @@ class PlaceIO(FileIO):
             file = path.create()
             try:
                 file.sink.write(content)
-                file.settle()
+                file.sync()
             except BaseException:
                 file.abandon()
                 raise

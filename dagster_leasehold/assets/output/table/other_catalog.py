@@ -154,7 +154,7 @@ class OtherCatalog(TableCatalog):
                 )
             self.catalog.commit_table(current, request.requirements, request.updates)
         except CommitFailedException as error:
-            # A proxy can have sent the request twice, so it can have succeeded before.
+            # A proxy may have sent the request twice, and the first request may have succeeded.
             current = self._table()
             if current is None or not _has(current.metadata, publication):
                 raise PublicationRefused(

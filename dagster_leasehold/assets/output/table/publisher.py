@@ -115,7 +115,7 @@ class Publisher:
         note(stream=str(self.own.key.stream), group=str(self.own.key.group), epoch=lock.epoch)
         failpoints.reach("after_publish_lock")
         # The table is read first. If the lock is still held afterwards, only the pending
-        # publication can have changed the table in between.
+        # publication could have changed the table in between.
         table = self.own.catalog.find()
         now = self.own.store.publication(self.own.key)
         if now is None or now.epoch != lock.epoch:

@@ -24,7 +24,7 @@ from dagster_leasehold.assets.consuming.sweep import (
 )
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
-    SparkAway,
+    SparkNotReady,
     SparkUnavailable,
     TransformError,
     TransformUnusable,
@@ -276,7 +276,11 @@ def test_more_blocking_records_than_quarantined_max_hold_the_shard(tmp_path: Pat
 def test_failures_unrelated_to_records_do_not_halve_the_range(tmp_path: Path) -> None:
     scene = Scene(tmp_path, set(), "raises")
     scene.world.append(BAD, 20)
-    errors = [SourceUnavailable("It is away."), TransformUnusable("No."), SparkAway("No Spark.")]
+    errors = [
+        SourceUnavailable("It is away."),
+        TransformUnusable("No."),
+        SparkNotReady("No Spark."),
+    ]
     for error in errors * 2:
         scene.world.sweeper.results = {BAD: error}
         assert scene.run()[BAD].error == str(error)
@@ -289,7 +293,12 @@ def test_failures_unrelated_to_records_do_not_halve_the_range(tmp_path: Path) ->
 def test_only_failures_that_a_record_can_cause_are_counted() -> None:
     guilty = [TransformError(""), RunStalled(""), SparkUnavailable(""), LogCorrupt("")]
     assert all(map(can_come_from_records, [*guilty, SourceError("Reading failed with OSError")]))
-    innocent = [TransformUnusable(""), SparkAway(""), SourceUnavailable(""), OutputUnwritable("")]
+    innocent = [
+        TransformUnusable(""),
+        SparkNotReady(""),
+        SourceUnavailable(""),
+        OutputUnwritable(""),
+    ]
     assert not any(map(can_come_from_records, [*innocent, StoreUnavailable("")]))
 
 

@@ -247,7 +247,7 @@ def test_other_columns_in_a_later_table_are_refused_in_one_sentence(
 def test_a_long_task_reports_progress(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPlace, "signs_every_s", 0.0)
     scene.rows()
-    signs = local_place(scene.folder).signs_of_work()
+    signs = local_place(scene.folder).signs_of_progress()
     assert isinstance(signs, frozenset)
     assert len(signs) > 3 + 1
 

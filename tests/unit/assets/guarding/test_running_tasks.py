@@ -183,7 +183,7 @@ def test_the_job_of_an_ended_run_is_interrupted_before_the_next_sweep(
     on_spark = on_spark_of(driver, ended=lambda run: run == "run-1")
     sweeper = sweeper_of(tmp_path, on_spark)
     for run in ("run-1", "run-1", "alive"):
-        on_spark.succeed(run)
+        on_spark.add_predecessor(run)
     for _ in range(2):
         sweeper([ReadRange(SHARD, "0", "1")], {SHARD: range(1)})
     assert driver.interrupted == [run_tag("run-1")]

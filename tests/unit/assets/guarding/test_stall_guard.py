@@ -188,13 +188,13 @@ def test_moving_records_leave_signs_of_work_in_the_folder(tmp_path: Path) -> Non
     folder = local_place(tmp_path)
     moving = MovingRecords(folder, clock)
     moving.moved()
-    assert folder.signs_of_work() == frozenset(), "a short task leaves no file"
+    assert folder.signs_of_progress() == frozenset(), "a short task leaves no file"
     seen: list[object] = []
     for _ in range(3):
         clock.now_s += 1.0
         moving.moved()
         moving.moved()
-        seen.append(folder.signs_of_work())
+        seen.append(folder.signs_of_progress())
     assert len(set(seen)) == 3
     # A full disk does not stop the work.
     (tmp_path / "file").touch()

@@ -226,7 +226,7 @@ def test_other_columns_begin_a_new_file_if_they_follow_schemas(
         files.add(other)
         files.add(other)
         written = files.finish()
-        files.settle()
+        files.sync()
         assert [(each.records, each.quarantine) for each in written] == [
             (1, False),
             (2, False),

@@ -57,7 +57,7 @@ def test_stores_travel_and_join_as_uris(address: str) -> None:
         ("hdfs://hunter2@namenode/out", "hdfs://HOST:PORT"),
         ("s3:///out", "s3://BUCKET"),
         ("gs://-hunter2/out", "gs://BUCKET"),
-        ("ftp://host/hunter2", "cannot be kept in ftp://"),
+        ("ftp://host/hunter2", "cannot be stored in ftp://"),
         ("file://host/folder", "three slashes"),
         ("file://name:hunter2@host/folder", "three slashes"),
         ("s3:/bucket/hunter2", "write s3:// for a URI"),

@@ -24,8 +24,8 @@ from dagster_leasehold.assets.spark.connect_watch import (
     KEEPERS,
     PROPERTIES_FILE,
     in_use,
-    note_client,
-    note_keeper,
+    register_client,
+    register_keeper,
 )
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from tests.waiting import wait_for
@@ -68,8 +68,8 @@ def watching(
 
 def test_a_folder_is_in_use_while_a_registered_process_runs(tmp_path: Path) -> None:
     assert not in_use(tmp_path, CLIENTS)
-    note_client(tmp_path)
-    note_client(tmp_path)
+    register_client(tmp_path)
+    register_client(tmp_path)
     assert in_use(tmp_path, CLIENTS)
     users = tmp_path / CLIENTS
     [own] = users.iterdir()
@@ -84,12 +84,12 @@ def test_a_folder_is_in_use_while_a_registered_process_runs(tmp_path: Path) -> N
 
 
 def test_the_folder_of_a_server_is_private(tmp_path: Path) -> None:
-    note_client(tmp_path / "spark")
+    register_client(tmp_path / "spark")
     assert (tmp_path / "spark").stat().st_mode & 0o077 == 0
 
 
 def test_a_server_stays_while_it_is_used_and_ends_soon_afterwards(tmp_path: Path) -> None:
-    note_client(tmp_path)
+    register_client(tmp_path)
     with watching(tmp_path) as (watcher, server):
         time.sleep(1.0)
         assert server.is_running()
@@ -100,7 +100,7 @@ def test_a_server_stays_while_it_is_used_and_ends_soon_afterwards(tmp_path: Path
 
 
 def test_a_server_that_is_kept_ends_after_a_long_time_without_a_client(tmp_path: Path) -> None:
-    note_keeper(tmp_path)
+    register_keeper(tmp_path)
     with watching(tmp_path) as (_, server):
         time.sleep(1.0)
         assert server.is_running()
@@ -113,7 +113,7 @@ def test_a_server_that_is_kept_ends_after_a_long_time_without_a_client(tmp_path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_server_ends_with_a_watcher_that_is_killed(tmp_path: Path) -> None:
-    note_client(tmp_path)
+    register_client(tmp_path)
     with watching(tmp_path) as (watcher, server):
         watcher.send_signal(signal.SIGKILL)
         until(lambda: not server.is_running())

@@ -74,8 +74,8 @@ def test_both_versions_are_compared_when_a_session_begins(monkeypatch: pytest.Mo
     monkeypatch.setattr("pyspark.version.__version__", "4.2.0")
     session: Any = _Session("4.0.5")
     with pytest.raises(SparkUnavailable, match=r"4\.2\.0 .* 4\.0\.5"):
-        spark_session.settle(session)
+        spark_session.configure_session(session)
     assert not session.conf.values
     session.version = "4.1.4"
-    spark_session.settle(session)
+    spark_session.configure_session(session)
     assert session.conf.values["spark.sql.session.timeZone"] == "UTC"
