@@ -181,7 +181,7 @@ class GuardedSweeper:
         return self.guarded(self._guard, lambda: self._sweeper(ranges, numbers))
 
     def guarded(self, guard: StallGuard, work: Callable[[], T]) -> T:
-        """Run work on Spark under a watchdog; raise `SparkNotReady` if it stalls for lack of cores."""
+        """Run work on Spark under a watchdog; raise `SparkNotReady` if no core is free for it."""
         try:
             return guard.call(self._awaited, work)
         except RunStalled as stalled:
