@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.shard_sources.lag import Lags, StandingShards, UnreadTimes, lags_of
+from dagster_leasehold.shard_sources.lag import Lags, StalledShards, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 
 TAKEOVER_EDGES = frozenset({4, 9})
@@ -75,8 +75,8 @@ class StoreCollector(Collector):
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utc_now
     _changes: dict[GroupKey, _Changes] = field(default_factory=dict[GroupKey, _Changes])
-    _lag_times: dict[GroupKey, tuple[UnreadTimes, StandingShards]] = field(
-        default_factory=dict[GroupKey, tuple[UnreadTimes, StandingShards]]
+    _lag_times: dict[GroupKey, tuple[UnreadTimes, StalledShards]] = field(
+        default_factory=dict[GroupKey, tuple[UnreadTimes, StalledShards]]
     )
     _lock: Lock = field(default_factory=Lock)
 
@@ -114,12 +114,12 @@ class StoreCollector(Collector):
         source = self.source(key)
         if source is not None:
             lags = lags_of(source, snapshot.shards)
-            unread, standing = self._lag_times.setdefault(
-                key, (UnreadTimes(self.clock), StandingShards(self.clock))
+            unread, stalled = self._lag_times.setdefault(
+                key, (UnreadTimes(self.clock), StalledShards(self.clock))
             )
             families.add_lags(of, lags, lags.seconds(unread.of(source, lags.behind), self.now()))
-            for shard, seconds in standing.seconds(lags).items():
-                families.standing.add_metric([*of, shard], seconds)
+            for shard, seconds in stalled.seconds(lags).items():
+                families.stalled.add_metric([*of, shard], seconds)
         report = self.upkeep(key)
         if report is not None:
             families.add_upkeep(of, report)
@@ -143,7 +143,7 @@ class _Families:
         self.lag_seconds_known = gauge(
             "leasehold_lag_seconds_known", "1 if that age is known, else 0", OF_SHARD
         )
-        self.standing = gauge(
+        self.stalled = gauge(
             "leasehold_shard_standing_seconds",
             "Time that a shard with unread records has made no progress",
             OF_SHARD,

@@ -6,6 +6,6 @@
 `record_feed` serves clients that work without Spark.
 
 The assets, the sensors and the command line use the interface alone. Only commands for one service,
-such as loading the local log or reading the checkpoints of a Kafka group, import its folder. A
-source knows neither Dagster nor how its records are consumed.
+such as loading the local log or reading the checkpoints of a Kafka group, import its folder.
+Sources import nothing of Dagster.
 """

@@ -1,4 +1,4 @@
-"""The interface to other consumers of a log, whose positions a group takes over or hands back."""
+"""The interface to other consumers of a log: a group imports or exports their positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GroupProgress:
     Attributes:
         cursors: by shard, the cursor of the next record.
         unstored: the shards without a stored position.
-        at_work: why the consumers seem to run, as a message with the remedy; empty if they do not.
+        at_work: if the consumers seem to run, a message with the evidence and the remedy.
     """
 
     cursors: Mapping[ShardId, str]
@@ -25,14 +25,14 @@ class GroupProgress:
 
 
 class OtherConsumers(Protocol):
-    """Consumers of a source that store their positions outside of the lease store."""
+    """Consumers of a source that store their positions outside the lease store."""
 
     def progress(self) -> GroupProgress:
-        """Return their stored positions.
+        """Return the stored positions.
 
         Raises:
             UnknownGroup: these consumers do not exist, or read another log.
-            CheckpointRefused: a stored position has no counterpart here.
+            CheckpointRefused: a stored position cannot be expressed as a cursor.
             SourceError: the service does not answer.
         """
         ...
@@ -55,7 +55,7 @@ class TakesCheckpoints(OtherConsumers, Protocol):
 
         Args:
             cursors: by shard, the cursor of the next record.
-            timeout_s: when a new group expires a silent consumer, if the service wants to know.
+            timeout_s: the consumer timeout of a new group, if the service has one.
             ordered: True if a new group reads parents before their children.
 
         Raises:

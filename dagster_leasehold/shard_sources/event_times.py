@@ -1,7 +1,7 @@
-"""Event times outside the years 1 to 9999 in UTC, which Arrow stores and most engines cannot show.
+"""Event times outside the years 1 to 9999 in UTC: Arrow stores them, most engines cannot show them.
 
-A producer that sends microseconds for milliseconds causes such times. The record keeps its place
-in the log, its `event_time` is null, and its attribute `event_time_us` holds the original time.
+A producer that sends microseconds as milliseconds causes such times. The record is kept, its
+`event_time` is null, and its attribute `event_time_us` holds the original time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def moment_of(time_us: int) -> datetime | None:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return a datetime in UTC, limited to the first and the last one that exist."""
+    """Return a datetime in UTC, clamped to the first or last one that exists."""
     try:
         return moment.astimezone(UTC)
     except OverflowError:
@@ -41,14 +41,14 @@ def _in_calendar(time_us: int) -> bool:
 
 
 def outside_calendar(times: Any) -> Any | None:
-    """Return a mask of the times of an Arrow column outside the years 1 to 9999; None if none is.
+    """Return a mask of the times outside the years 1 to 9999; None if all are inside.
 
-    A column of another type has no such times.
+    Columns that are not timestamps have no such times.
     """
     import pyarrow as pa
     import pyarrow.compute
 
-    # A type checker does not see its functions, which exist only at run time.
+    # Its functions exist only at run time, so a type checker does not see them.
     pc: Any = pyarrow.compute
 
     kind: Any = times.type
@@ -74,9 +74,9 @@ def without(times: Any, mask: Any) -> Any:
 
 
 def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
-    """Return times with None for those outside the years 1 to 9999, and their texts.
+    """Return the times, None if outside the years 1 to 9999, and the original of each such time.
 
-    Times are datetimes, or microseconds since 1970 of any size. Other times have empty texts.
+    Times are datetimes or microseconds since 1970. The text of a time inside the years is empty.
     """
     mask = [isinstance(time, int) and not _in_calendar(time) for time in times]
     inside = [None if outside else time for time, outside in zip(times, mask, strict=True)]
@@ -84,7 +84,7 @@ def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
 
 
 def readable(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records with the columns of `record_schema()`, without times that cannot be shown."""
+    """Return records of `record_schema()` with times outside the years 1 to 9999 as text."""
     times = records.column("event_time")
     outside = outside_calendar(times)
     if outside is None:

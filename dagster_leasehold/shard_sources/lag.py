@@ -1,7 +1,7 @@
 """The bounds of many shards, and their lag: the records in the log that are not committed yet.
 
-An error of one shard leaves the others' answers intact. Lag is for people and alerts, so its
-seconds decide nothing.
+If one shard fails, the others are still answered. Lag is only reported to people and alerts; no
+decision depends on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for, times_for
 
-LOOK_EVERY_S = 15.0
+REQUEST_EVERY_S = 15.0
 """How often the time of the oldest unread record is requested for a shard that is being read."""
 
 
@@ -31,7 +31,7 @@ class Lags:
     Attributes:
         records: the number of unread records by shard; None where it is unknown.
         behind: the readers' cursors of shards that can have unread records.
-        trouble: a message if the source did not answer for some shards; otherwise empty.
+        trouble: the error if the source did not answer for some shards; otherwise empty.
         bounds: the bounds of the shards that the source answered for.
     """
 
@@ -41,11 +41,11 @@ class Lags:
     bounds: Mapping[ShardId, ShardBounds] = field(default_factory=dict[ShardId, ShardBounds])
 
     def unread(self, shard: ShardId) -> bool:
-        """Return False if a shard is certainly read to its end."""
+        """Return True unless a shard is certainly read to its end."""
         return self.records.get(shard) != 0
 
     def error_of(self, shard: ShardId) -> str:
-        """Return the message on a shard without an answer; empty for others."""
+        """Return the error if the source did not answer for a shard; otherwise empty."""
         return "" if shard in self.bounds else self.trouble
 
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
@@ -53,7 +53,7 @@ class Lags:
 
         Args:
             times: the times of the records at `behind`.
-            now: the time from which ages are counted; later records have the age 0.
+            now: the current time; later records have the age 0.
         """
         ages = {shard: max(0.0, (now - time).total_seconds()) for shard, time in times.items()}
         return {shard: 0.0 for shard, count in self.records.items() if count == 0} | ages
@@ -63,7 +63,7 @@ class Lags:
 class _Answer:
     cursor: str
     time: datetime | None
-    asked_s: float
+    requested_s: float
 
     def stale(self, cursor: str) -> bool:
         return self.time is None or self.cursor != cursor
@@ -73,12 +73,8 @@ class _Answer:
 class UnreadTimes:
     """The times of the oldest unread records of one group, cached between measurements.
 
-    A record's time does not change, so nothing is requested while a reader stalls. For a shard
-    whose reader moves, the time is requested every `LOOK_EVERY_S`. Until then its last time
-    remains, so its lag is at most this much too long.
-
-    Attributes:
-        clock: monotonic seconds.
+    A record's time does not change, so nothing is requested while a reader stalls. While a reader
+    moves, its time is requested every `REQUEST_EVERY_S`, so its lag is too high by at most that.
     """
 
     clock: Clock = time.monotonic
@@ -92,7 +88,7 @@ class UnreadTimes:
             shard: cursor
             for shard, cursor in behind.items()
             if (last := answers.get(shard)) is None
-            or (last.stale(cursor) and now_s - last.asked_s >= LOOK_EVERY_S)
+            or (last.stale(cursor) and now_s - last.requested_s >= REQUEST_EVERY_S)
         }
         times = unread_times(source, due)
         answers |= {shard: _Answer(at, times.get(shard), now_s) for shard, at in due.items()}
@@ -101,14 +97,11 @@ class UnreadTimes:
 
 
 @dataclass(slots=True)
-class StandingShards:
+class StalledShards:
     """How long shards of one group have not moved although they have unread records.
 
-    The count starts at the first measurement that shows both, so the first record after an idle
-    night starts it anew.
-
-    Attributes:
-        clock: monotonic seconds.
+    The count starts at the first measurement with unread records, so idle time before it does not
+    count.
     """
 
     clock: Clock = time.monotonic
@@ -122,7 +115,7 @@ class StandingShards:
         A shard without an answer is omitted, and its count continues.
         """
         now_s = self.clock()
-        standing: dict[ShardId, float] = {}
+        stalled_s: dict[ShardId, float] = {}
         for shard, count in lags.records.items():
             place = lags.behind.get(shard)
             if count is None and place is None:
@@ -130,12 +123,12 @@ class StandingShards:
             cursor, since_s = self._since.get(shard, ("", now_s))
             if count == 0 or place is None:
                 self._since.pop(shard, None)
-                standing[shard] = 0.0
+                stalled_s[shard] = 0.0
                 continue
             self._since[shard] = (place, since_s if cursor == place else now_s)
-            standing[shard] = now_s - self._since[shard][1]
+            stalled_s[shard] = now_s - self._since[shard][1]
         self._since = {shard: self._since[shard] for shard in lags.records.keys() & self._since}
-        return standing
+        return stalled_s
 
 
 def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
@@ -159,9 +152,9 @@ def bounds_step(shard: ShardId) -> str:
 def bounds_of(
     source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
 ) -> dict[ShardId, ShardBounds]:
-    """Return the bounds of shards at their readers' cursors; None for a reader not started.
+    """Return the bounds of shards at their readers' cursors, None for a reader not started.
 
-    An error of one shard is recorded in `steps`, and omits that shard until its retry is due.
+    If a shard fails, `steps` records the error and omits the shard until its retry is due.
 
     Raises:
         SourceUnavailable, SourceRefused: the source does not answer for any shard.
@@ -178,7 +171,7 @@ def bounds_of(
 def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:
     """Return the lag of shards at their checkpoints; a shard that is over needs no request.
 
-    If the source does not answer, the lags are unknown and `trouble` says why.
+    If the source does not answer, the lags are unknown and `trouble` has the error.
     """
     rows = list(leases)
     over = {lease.shard: 0 for lease in rows if lease.state is ShardState.OVER}
@@ -187,7 +180,7 @@ def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:
 
 
 def lags_at(source: ShardSource, cursors: Mapping[ShardId, str | None]) -> Lags:
-    """Return the lag of shards at their readers' cursors; None for a reader not started."""
+    """Return the lag of shards at their readers' cursors, None for a reader not started."""
     lags: dict[ShardId, int | None] = dict.fromkeys(cursors)
     steps = FailingSteps(lambda: 0.0)
     try:

@@ -1,12 +1,11 @@
 """Positions in a shard: times, offsets, ranges of offsets, and the end of a removed shard.
 
-A service forgets a closed shard when retention removes its last record, and then denies that the
-shard exists. A group that had not finished the shard has lost records, or cannot tell. All sources
-answer for such a shard alike: it is empty and finished, and its only cursor, `gone`, follows all
-others.
+A service deletes a closed shard when retention removes its last record, and then reports that the
+shard does not exist. A group that had not finished the shard has possibly lost records. For every
+source, such a shard is empty and finished, and its only cursor, `gone`, follows all others.
 
 1. `bounds` reports `gone`, and `plan` from any other cursor raises `CursorExpired`, as for every
-   removed record. Runs and clients record a gap up to `gone`, as their group's policy says.
+   removed record. Runs and clients record a gap up to `gone`, following their group's policy.
 2. `plan` from `gone` is an empty last batch. The shard is over, and its children begin.
 
 A shard that never existed remains an error.
@@ -64,7 +63,7 @@ def shard_number(shard: ShardId, log: str) -> int:
     """Return the number of a shard in a service that numbers its shards.
 
     Raises:
-        UnknownShard: the id is not such a number, written without leading zeros.
+        UnknownShard: the id is not a number, or has leading zeros.
     """
     canonical = shard.isascii() and shard.isdecimal() and str(int(shard)) == shard
     if not canonical or len(shard) > _SHARD_DIGITS_MAX:
@@ -101,7 +100,7 @@ def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".")
         place: the position; any type with an order.
         begin: the shard's first position.
         end: the shard's end, which is allowed.
-        hint: ends the message about a position after the end.
+        hint: the end of the message about a position after the end.
     """
     if place < begin:
         raise CursorExpired(
@@ -117,7 +116,7 @@ def offsets_left(shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
-    """Return a cursor, or the nearest one that the shard can be read from.
+    """Return a cursor, or the nearest one from which the shard can be read.
 
     Raises:
         CursorInvalid: the text is not a cursor of the shard.
@@ -129,7 +128,7 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
         return bounds_for(source, {shard: cursor})[shard].begin
     except CursorInvalid:
         end = source.bounds([shard])[shard].end
-        # Other cursors cannot be told from text that is not a cursor.
+        # Only decimal cursors can be distinguished from text that is not a cursor.
         if cursor.isdecimal() and end.isdecimal() and int(cursor) > int(end):
             return end
         raise
@@ -160,5 +159,5 @@ def removed_plan(shard: ShardId, start: str) -> PlannedRange:
 
 
 def removed_lag(cursor: str) -> int | None:
-    """Return 0 at the end of a removed shard; None before, where records were possibly lost."""
+    """Return 0 at the end of a removed shard; None before it, where records were possibly lost."""
     return 0 if cursor == GONE else None

@@ -1,4 +1,4 @@
-"""Records on their way into Arrow batches: as columns of lists, because an object each is slow."""
+"""Arrow batches of records, built from one list per column: an object per record would be slow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RecordColumns:
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.bytes = 0
-        # Arrow's own layout of a map column, which it is slow to build from dictionaries.
+        # Arrow's own layout of a map column; building it from dictionaries is slow.
         self._names: list[str] = []
         self._texts: list[str | None] = []
         self._map_ends = [0]
@@ -108,7 +108,7 @@ def batches_of(
 
 
 def named_text(name: str, value: bytes) -> tuple[str, str]:
-    """Return a value as text; one that is not UTF-8 in base64, with `_base64` after its name."""
+    """Return a name and its value as text: base64 and a name with `_base64` if it is not UTF-8."""
     try:
         return name, value.decode()
     except UnicodeDecodeError:
@@ -116,10 +116,10 @@ def named_text(name: str, value: bytes) -> tuple[str, str]:
 
 
 def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
-    """Return all values by name, also where several have one name.
+    """Return all values by name, even if several share one.
 
-    As in the services' own clients, the last value has the name itself. The values before it get
-    `name#1`, `name#2` and so on; names that other values have are not used.
+    As in the services' own clients, the last value keeps the name. The values before it get
+    `name#1`, `name#2` and so on, except names that other values have.
     """
     values = dict(pairs)
     if len(values) == len(pairs):

@@ -23,7 +23,7 @@ class SourceFeed(ShardFeed):
 
     Args:
         source: the log.
-        bytes_max: the most bytes of one fetch; a single record can exceed it.
+        bytes_max: the most bytes of one fetch, unless a single record is larger.
     """
 
     def __init__(self, source: ShardSource, *, bytes_max: int = BYTES_MAX_DEFAULT) -> None:

@@ -1,7 +1,7 @@
-"""Sources by name: in settings, and in the options that describe a reader to Spark's workers.
+"""Sources by name, for settings and for the readers of Spark's workers.
 
-A package adds a source by an entry point of the group `leasehold.sources`. Its name is the name of
-the source in the settings, and its object is a `SourceKind`.
+A package adds a source by an entry point of the group `leasehold.sources`: its name is the source's
+name in the settings, and its object is a `SourceKind`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StreamPlace:
     """The stream that a source is opened for.
 
     Attributes:
-        stream: its name, which is the log's name in the service unless an option names another.
-        folder: the stream's folder in the home, which does not always exist.
+        stream: its name, also the log's name in the service unless an option sets another.
+        folder: the stream's folder in the home; it does not always exist.
 
     Examples:
         >>> str(StreamPlace(StreamName("visits"), Path("logs/visits")).folder)
@@ -61,9 +61,9 @@ class SourceKind:
     """A kind of source: its options, how to open it, and how Spark's workers read it.
 
     Attributes:
-        options: the pydantic model of its options. It forbids unknown options and contains no
-            secret: an option names the environment variable that holds one.
-        open: returns the source of checked options, without a request to the service.
+        options: the pydantic model of its options. It forbids unknown options, and an option
+            names the environment variable of a secret instead of containing the secret.
+        open: returns the source for valid options, without a request to the service.
         reader: returns the reader of `ShardSource.spark_options`.
         library: the top-level module of the client library, if one is needed.
         install: the command that installs the library.
@@ -100,7 +100,7 @@ def source_kind(name: str) -> SourceKind:
         if isinstance(kind, SourceKind):
             return kind
         raise UnknownSource(
-            f"The entry point {point.value} of the source {shown(name)} is no SourceKind."
+            f"The entry point {point.value} of the source {shown(name)} is not a SourceKind."
         )
     raise UnknownSource(
         f"There is no source {shown(name)}: installed are {', '.join(source_names())}."
@@ -126,7 +126,7 @@ def source_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     if first["type"] == "extra_forbidden":
         names = (field.alias or name for name, field in model.model_fields.items())
         raise InvalidSetting(
-            f"{shown(option)} is no option of {source}: {suggestion(option, names)}"
+            f"{shown(option)} is not an option of {source}: {suggestion(option, names)}"
         )
     if first["type"] == "missing":
         raise InvalidSetting(f"The option {shown(option)} of {source} is missing.")
@@ -168,7 +168,7 @@ class _MissingSource:
 
 
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:
-    """Return the reader that `ShardSource.spark_options` of its source describes.
+    """Return the reader for options from `ShardSource.spark_options`.
 
     Raises:
         UnknownSource: the source is not installed, or a required option is missing.

@@ -1,7 +1,7 @@
-"""Retries of a service's requests, and the errors that its refusals become.
+"""Retries of requests to a service, and the errors for its refusals.
 
 The pauses are exponential back-off with full jitter (AWS Architecture Blog, "Exponential Backoff
-and Jitter", 2015), and at least as long as the service asks.
+and Jitter", 2015), and never shorter than the service requires.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, SourceThrottled
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 PAUSE_MAX_S = 3.0
-"""Five attempts take much less than the minute that a sensor's tick can take."""
+"""Five attempts take much less than the minute of a sensor's tick."""
 
 Answer = TypeVar("Answer")
 
@@ -37,7 +37,7 @@ def ask(
         call: one request that is safe to repeat.
         attempts: the most requests.
         first_pause_s: the longest first pause; the limit doubles with each pause.
-        pause_max_s: the longest pause, unless the service asks for a longer one.
+        pause_max_s: the longest pause, unless the service requires a longer one.
         sleep: waits.
 
     Raises:

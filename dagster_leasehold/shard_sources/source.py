@@ -73,7 +73,7 @@ class PlannedRange:
     """The planned end of a batch.
 
     Attributes:
-        end: the cursor after the batch's last record, or its start if the batch is empty.
+        end: the cursor after the last record, or the start of an empty batch.
         records: the number of records; an upper bound where cursors have holes.
         last: True if a read-only shard ends here.
 
@@ -124,15 +124,15 @@ class ShardReader(Protocol):
 class ShardSource(ShardReader, Protocol):
     """A sharded log.
 
-    Each method retries requests that are worth it, can raise the errors of `read`, and never skips
-    a record silently.
+    Each method retries transient errors, can raise the errors of `read`, and never skips a record
+    silently.
     """
 
     def list_shards(self) -> list[ShardListing]:
         """Return all shards that the log still lists, in order of creation.
 
-        An ordered group waits for all parents of a shard, so `gone_parents` names the parents that
-        retention has removed as a whole.
+        `gone_parents` are the parents that retention has removed as a whole. An ordered group does
+        not wait for one that it never had.
         """
         ...
 
@@ -145,7 +145,7 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Return the end of the batch that starts at `start`: at least one record, if there is one.
+        """Return the end of the batch from `start`; it has at least one record if there is one.
 
         The plan is recorded before the batch is read. A source can read records to find the end.
 
@@ -189,11 +189,11 @@ class ProgressMirror(Protocol):
 class BoundedFromCursors(Protocol):
     """A source whose service does not report where a shard ends.
 
-    Finding the end takes many reads; finding whether a record follows a cursor takes one.
+    Finding the end takes many reads; checking for a record after a cursor takes one.
     """
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds that readers at these cursors need.
+        """Return the bounds for readers at these cursors.
 
         `end` is the reader's cursor if no record follows, otherwise any later cursor. `begin` is
         the reader's cursor, or a later one if that has expired.
@@ -203,13 +203,13 @@ class BoundedFromCursors(Protocol):
 
 @runtime_checkable
 class TimedRecords(Protocol):
-    """A source that knows the age of an unread record."""
+    """A source that can return the time of an unread record."""
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
         """Return the time of the first record at or after each cursor, in few requests.
 
-        It is the time when the service received the record, or the writer's if only that is
-        stored. Shards without such a record, or with an unknown time, are omitted.
+        It is when the service received the record, or the writer's time if only that is stored.
+        Shards without such a record, or with an unknown time, are omitted.
         """
         ...
 
@@ -224,16 +224,16 @@ class DivisibleRanges(Protocol):
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
         """Divide a range into consecutive parts of about equal size, each with its length.
 
-        Together they yield the records of the range. A range of few cursors has fewer parts.
+        A range of few cursors has fewer parts.
         """
         ...
 
 
 @runtime_checkable
 class IdentifiedLog(Protocol):
-    """A source whose cursors name other records after its log was recreated.
+    """A source whose cursors point to other records after its log was recreated.
 
-    A source with cursors that never repeat, because they contain the time, does not need this.
+    A source whose cursors contain the time does not need this, because they never repeat.
     """
 
     def log_identity(self) -> str | None:
@@ -249,7 +249,7 @@ def identity_of_log(source: ShardSource) -> str | None:
 def bounds_for(
     source: ShardSource, cursors: Mapping[ShardId, str | None]
 ) -> dict[ShardId, ShardBounds]:
-    """Return the bounds of shards with these readers' cursors; None for a reader not started."""
+    """Return the bounds of shards with these readers' cursors, None for a reader not started."""
     if not isinstance(source, BoundedFromCursors):
         return source.bounds(list(cursors))
     started = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
@@ -260,7 +260,7 @@ def bounds_for(
 
 
 def times_for(source: ShardSource, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-    """Return the times of the records at these cursors, if the source knows them."""
+    """Return the times of the records at these cursors, if the source has them."""
     return source.times_at(cursors) if cursors and isinstance(source, TimedRecords) else {}
 
 

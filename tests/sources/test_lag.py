@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.lag import LOOK_EVERY_S, UnreadTimes, lags_at, unread_times
+from dagster_leasehold.shard_sources.lag import REQUEST_EVERY_S, UnreadTimes, lags_at, unread_times
 from dagster_leasehold.shard_sources.source import TimedRecords, times_for
 from tests.sources.world import START, VALUES, Notion, SourceWorld
 
@@ -62,9 +62,9 @@ def test_a_stalled_reader_costs_one_request(world: SourceWorld, shard: ShardId) 
         return requests["GET shards cursor_time"] - before
 
     assert [asked(first), asked(first), asked(second)] == [1, 0, 0], "it moves: not yet"
-    now_s = LOOK_EVERY_S
+    now_s = REQUEST_EVERY_S
     assert [asked(second), asked(second)] == [1, 0]
-    now_s = 100 * LOOK_EVERY_S
+    now_s = 100 * REQUEST_EVERY_S
     assert asked(second) == 0
 
 

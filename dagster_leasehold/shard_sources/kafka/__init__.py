@@ -1,7 +1,7 @@
 """Topics of Apache Kafka: a partition is a shard, and an offset is a cursor.
 
-Partitions are assigned, never subscribed to: leases decide who reads a partition, and no consumer
-group of Kafka takes part. `KafkaSource` plans, and `KafkaReader` reads in Spark's workers.
+Partitions are assigned, never subscribed to: leases replace Kafka's consumer groups. `KafkaSource`
+plans, and `KafkaReader` reads in Spark's workers.
 """
 
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions

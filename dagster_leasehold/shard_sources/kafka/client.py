@@ -1,4 +1,4 @@
-"""Connections to a Kafka cluster: made on use, pooled, and replaced after an error."""
+"""Connections to a Kafka cluster: opened on use, pooled, and replaced after an error."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 GROUP = "leasehold"
-"""librdkafka requires a group's name even where no group is joined."""
+"""librdkafka requires a group's name even if no group is joined."""
 BUFFER_KIBIBYTES = 16 * 1024
-"""How far a consumer fetches ahead; what it fetches beyond a range is wasted."""
+"""How far a consumer fetches ahead; bytes beyond a range are fetched in vain."""
 MESSAGES_MAX = 1_000
 LOG_CRITICAL = 2
 """The least severe syslog level that librdkafka logs."""
-LOOK_S = 0.5
-"""How often a wait for records checks whether the brokers refuse the client."""
+POLL_S = 0.5
+"""How often a wait for records checks for a refusal by the brokers."""
 IDLE_MAX = 4
 WITHOUT_IDS = "_UNSUPPORTED_FEATURE|UNSUPPORTED_VERSION"
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The topic id that brokers without topic ids return."""
-# The admin client would warn about each of these.
+# The admin client warns about each of these.
 OF_CONSUMERS = frozenset({
     "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof",
     "fetch.queue.backoff.ms", "fetch.wait.max.ms", "group.id", "isolation.level",
@@ -51,13 +51,13 @@ Client = TypeVar("Client", "Consumer", "AdminClient")
 
 @dataclass
 class _Connection(Generic[Client]):
-    """A client of librdkafka, and the errors that it reported outside of its answers."""
+    """A client of librdkafka, and the errors that it reported by its callback."""
 
     client: Client
     reported: list[KafkaError]
 
     def refusal(self) -> KafkaError | None:
-        """Return the error with which the brokers refused this client, if they did."""
+        """Return the brokers' refusal of this client, if there is one."""
         refusals = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
         return next(refusals, None)
 
@@ -65,8 +65,8 @@ class _Connection(Generic[Client]):
 class KafkaClient:
     """One process's connections to the cluster of a source; safe for several threads.
 
-    Connections are reused, because a new consumer needs a second to find its brokers. One that
-    failed is dropped, so that the next one reads the credentials from the environment again.
+    Connections are reused, because a new consumer needs a second to find its brokers. A failed one
+    is dropped, so that the next one reads the credentials from the environment again.
     """
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:
@@ -101,8 +101,7 @@ class KafkaClient:
             # and a full buffer by one second.
             "fetch.wait.max.ms": 10,
             "fetch.queue.backoff.ms": 20,
-            # The caller gets failures as exceptions. The log would repeat each one several times a
-            # second.
+            # Failures are raised; the log would repeat each one several times a second.
             "log_level": LOG_CRITICAL,
             **options.client,
             **secrets,
@@ -132,7 +131,7 @@ class KafkaClient:
 
     @contextmanager
     def admin(self, where: str) -> Generator[AdminClient]:
-        """Lend an admin client, which asks for many partitions at once; see `consumer`."""
+        """Lend an admin client, for requests about many partitions at once; see `consumer`."""
         from confluent_kafka.admin import AdminClient
 
         with self._pooled(self._admins, AdminClient, where, OF_CONSUMERS) as connection:
@@ -178,7 +177,7 @@ class KafkaClient:
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
             if connection is not None and re.fullmatch(AWAY, error.name()):
-                # The client raises a timeout for a refused login, and reports the reason elsewhere.
+                # After a refused login the client raises a timeout; the callback gets the reason.
                 connection.client.poll(0)
                 error = connection.refusal() or error
             raise error_of(error, self._at_brokers(where)) from None
@@ -201,7 +200,7 @@ class KafkaClient:
 
         cluster = self._cluster()
         if cluster.controller_id not in cluster.brokers:
-            # Only the controller can answer, and the client would wait for it in vain.
+            # Only the controller can answer; without one, the client would wait until its timeout.
             return None
         with self.admin(f"the id of topic {self.topic}") as admin:
             topics = TopicCollection([self.topic])
@@ -232,7 +231,7 @@ class KafkaClient:
         return {shard: (begins[shard], ends[shard]) for shard in shards}
 
     def offsets(self, shards: Sequence[ShardId], position: Position | int) -> dict[ShardId, int]:
-        """Return the offset of a position or of a time in milliseconds; -1 if no record is so late.
+        """Return the offset at a position or a time in milliseconds; -1 if all records are earlier.
 
         Each leader gets one request for all its partitions.
         """
@@ -310,7 +309,7 @@ class KafkaClient:
                 message = self._first(connection, where)
                 place = places.pop(message.partition() or 0, None)
                 if place is not None:
-                    # Drops the other messages of the fetch.
+                    # This drops the other messages of the fetch.
                     connection.client.incremental_unassign([place])
                     if message.error() is None:
                         messages[place.partition] = message
@@ -319,9 +318,9 @@ class KafkaClient:
     def _first(self, connection: _Connection[Consumer], where: str) -> Message:
         waited_s = 0.0
         while waited_s < self.options.timeout_s and not connection.refusal():
-            if (message := connection.client.poll(LOOK_S)) is not None:
+            if (message := connection.client.poll(POLL_S)) is not None:
                 return message
-            waited_s += LOOK_S
+            waited_s += POLL_S
         if refusal := connection.refusal():
             raise error_of(refusal, self._at_brokers(where))
         last = connection.reported[-1:]

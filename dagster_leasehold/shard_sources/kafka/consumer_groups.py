@@ -1,7 +1,4 @@
-"""The committed offsets of Kafka's consumer groups.
-
-A committed offset is the next record's, as a checkpoint is here.
-"""
+"""The committed offsets of Kafka's consumer groups: like checkpoints, those of the next records."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class KafkaConsumerGroup:
         )
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:
-        """Return no shard, because Kafka can store any offset."""
+        """Return an empty list, because Kafka can store any offset."""
         del cursors
         return []
 
@@ -92,7 +89,7 @@ class KafkaConsumerGroup:
         return shown(errors[0].str()) if errors else ""
 
     def _committed(self) -> dict[str, dict[int, int]]:
-        """Return the group's committed offsets by topic and partition."""
+        """Return the offsets by topic and partition."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         with self._client.admin(f"group {self._name}") as admin:
@@ -116,8 +113,8 @@ class KafkaConsumerGroup:
         return {group.group_id: group.state.name for group in groups}
 
     def _at_work(self, listed_state: str) -> str:
-        # A group is idle if neither the list nor the description says otherwise: old brokers list
-        # no states, and brokers describe groups of the newest protocol as dead.
+        # Both answers are needed: old brokers list no states, and brokers describe groups of the
+        # newest protocol as dead.
         with self._client.admin(f"group {self._name}") as admin:
             answers = admin.describe_consumer_groups(
                 [self._name], request_timeout=self._client.options.timeout_s

@@ -26,7 +26,7 @@ _REFUSALS = (
     Refusal(
         REFUSED,
         errors.SourceRefused,
-        "Kafka refuses {where}: {text}; check the credentials, the certificates and their rights.",
+        "Kafka refuses {where}: {text}; check the credentials, the certificates and the ACLs.",
     ),
     Refusal(
         OUT_OF_RANGE, errors.CursorExpired, "{where} no longer holds the requested offset: {text}."

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dagster_leasehold.lease_store.errors import shown
 
 TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-# They decide which records are read. Some are options of ours, and the others are fixed.
+# They decide which records are read. Some are options of Leasehold, and the others are fixed.
 OWN_PROPERTIES = frozenset({
     "auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.auto.offset.store",
     "enable.partition.eof", "isolation.level", "metadata.broker.list",

@@ -53,12 +53,12 @@ class KafkaReader:
         if start >= end:
             self.check_within(shard, start)
             return
-        # Messages are added at once. If thousands of them stayed alive, Python's garbage collector
-        # would scan all objects of the process again and again.
+        # Messages are converted at once. If thousands of them stayed alive, Python's garbage
+        # collector would scan all objects of the process again and again.
         yield from batches_of(shard, self.messages(shard, start, end), add_messages)
 
     def check_within(self, shard: ShardId, offset: int) -> int:
-        """Return the end of a partition, after a check that an offset lies within it."""
+        """Check that an offset is within a partition; return the partition's end."""
         begin, end = self._client.bounds([shard])[shard]
         log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic recreated?"
         check_within(log, offset, begin, end, hint=hint)
@@ -86,7 +86,7 @@ class KafkaReader:
     def _check_end(
         self, shard: ShardId, error: KafkaError, reached: int, start: int, end: int
     ) -> None:
-        """Raise if an event ended the stream before the end of its range."""
+        """Raise unless the stream reached the end of its range."""
         if re.fullmatch(OUT_OF_RANGE, error.name()):
             self.check_within(shard, start)
         if error.name() != "_PARTITION_EOF":

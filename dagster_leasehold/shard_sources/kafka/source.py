@@ -29,7 +29,7 @@ SOURCE_NAME = "kafka"
 ORIGIN = "0"
 READERS_MAX = 8
 PEEKED_BYTES = 64 * 1024
-"""The size of a fetch that looks for one record; the client repeats it if the record is larger."""
+"""The size of a fetch for one record; the client repeats it if the record is larger."""
 
 
 class KafkaSource(KafkaReader):
@@ -77,8 +77,8 @@ class KafkaSource(KafkaReader):
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Return the end of a batch.
 
-        The record limit counts offsets. For the byte limit the first `probe_records` records are
-        read: within them the limit is exact, and after them their mean size is assumed.
+        The record limit counts offsets. The byte limit is exact within the first `probe_records`
+        records, which are read; for later records it assumes their mean size.
         """
         first = parse_offset(shard, start)
         most = min(self.check_within(shard, first), first + limits.records_max)

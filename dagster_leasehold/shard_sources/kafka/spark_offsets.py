@@ -1,11 +1,11 @@
 """The offset log of a Structured Streaming query that reads Kafka.
 
 Below its checkpoint location, Spark writes `offsets/N` with the end offsets of batch N before the
-batch begins, and `commits/N` when it is done. The query continues at the offsets of the newest
-batch with both files. A batch without the second file was possibly written.
+batch begins, and `commits/N` when it is complete. The query continues at the offsets of the newest
+batch with both files. The output of a batch without the second file was possibly written.
 
-An offset log has a line with its version, a line with metadata, and one line per source, which is
-`-` if it has no offsets. In version 2 a source's line begins with its id and a colon. A Kafka
+An offset log has a line with its version, a line with metadata, and one line per source, or `-` for
+a source without offsets. In version 2 a source's line begins with its id and a colon. A Kafka
 source's line has the next offset of each partition by topic: `{"orders":{"0":23,"1":10}}`.
 """
 
@@ -29,8 +29,8 @@ class QueryBatches:
     """The batches of a query, from the names of its files.
 
     Attributes:
-        committed: the newest batch that is done.
-        open_batch: a newer batch that has batches, if there is one.
+        committed: the newest complete batch.
+        open_batch: a newer batch that was begun, if there is one.
     """
 
     committed: int
@@ -38,7 +38,7 @@ class QueryBatches:
 
 
 def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatches:
-    """Return the batches of a checkpoint location; raise UnknownGroup if none is done."""
+    """Return the batches of a checkpoint location; raise UnknownGroup if none is complete."""
     batches = {int(name) for name in offsets if name.isascii() and name.isdecimal()}
     committed = {int(name) for name in commits if name.isascii() and name.isdecimal()} & batches
     if not committed:
@@ -54,7 +54,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
     """Return the next offset of each partition of a topic, from the content of an offset log.
 
     Raises:
-        CheckpointRefused: the form is unknown, or two sources read the topic to different offsets.
+        CheckpointRefused: the version is unknown, or two sources read the topic to other offsets.
         UnknownGroup: no source of the query reads the topic.
     """
     version, *lines = content.splitlines() or [""]
@@ -73,7 +73,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
     if not places:
         names = ", ".join(sorted(topics)) or "none"
         raise UnknownGroup(
-            f"The query reads no topic {topic}; the topics in its offset log are: {names}."
+            f"The query does not read topic {topic}; the topics in its offset log are: {names}."
         )
     if any(place != places[0] for place in places):
         raise CheckpointRefused(

@@ -1,16 +1,16 @@
-"""Cursors of a Kinesis shard: exact positions that show when they have become uncertain.
+"""Cursors of a Kinesis shard: exact positions with the time until which they are certain.
 
 | text | position |
 |---|---|
 | `4959…` | at the record with this sequence number |
-| `4959….7` | at the eighth record that a producer packed into that one |
+| `4959….7` | at the eighth record that a producer packed into it |
 | `4959…+1767225600` | after that record; complete up to that second |
 | `start+1767225600` | before the shard's first record; none had arrived by that second |
 | `gone` | the only cursor of a shard that retention has removed as a whole |
 
-The seconds are the service's. A record that arrives after them is kept for the retention period
-from then on. For that long the position is certain even if its own record is removed; afterwards it
-is certain only while that record exists.
+The seconds are the service's. A record that arrives later is kept for the retention period. For
+that long the position is certain even if its own record is removed; afterwards it is certain only
+while that record exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Place:
     Attributes:
         side: where it is.
         number: the sequence number of its record.
-        part: the index of the record within a packed one.
+        part: the index within a packed record.
         sure_s: the second of the service's clock up to which no record after it was removed.
     """
 
@@ -63,7 +63,7 @@ class Place:
         if match is None:
             raise CursorInvalid(
                 f"{shown(text)} is not a cursor of shard {shown(shard)}: use begin, end, a time, "
-                "or a cursor that was shown for this shard."
+                "or a cursor that Leasehold has shown for this shard."
             )
         if match["gone"]:
             return cls(Side.GONE)
@@ -126,8 +126,8 @@ def start(sure_s: int) -> Place:
 def created_s(starting_number: int) -> int | None:
     """Return the second when a shard was created, from its starting sequence number.
 
-    A number has 186 bits: a 2, then 36 bits of seconds. The service does not document this form, so
-    it only serves to prove that no record of a young shard was removed. Other forms give None.
+    A number has 186 bits: a 2, then 36 bits of seconds; other numbers return None. The service does
+    not document this form, so it only proves that no record of a young shard was removed.
     """
     if starting_number.bit_length() != 186 or starting_number >> 184 != 2:
         return None

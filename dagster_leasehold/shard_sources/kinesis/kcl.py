@@ -1,9 +1,9 @@
-"""An application of the Kinesis Client Library (KCL), whose lease table in DynamoDB is only read.
+"""An application of the Kinesis Client Library (KCL); its lease table in DynamoDB is only read.
 
 A row of the table is a lease of one shard. Its checkpoint is the last processed record, while a
-cursor here is the next record. Versions 2 and 3 have the same columns for that. Version 3 adds
-columns, and rows of other kinds with an `entityType`. As in KCL, a lease has expired when its
-counter has not changed for the failover time.
+cursor here is the next record. Versions 2 and 3 share these columns. Version 3 adds columns, and
+rows of other kinds with an `entityType`. As in KCL, a lease has expired when its counter has not
+changed for the failover time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KclLease:
         checkpoint: a sequence number, or one of KCL's own words.
         part: the index of the processed record within a packed one.
         pending: True if the application prepared a checkpoint and has not stored it.
-        hash_begin: the first hash of the shard, if the row has it.
+        hash_begin: the first hash of the shard, if the row contains it.
     """
 
     shard: ShardId
@@ -109,11 +109,11 @@ def leases_of(leases: Iterable[KclLease], table: str, stream: str) -> dict[Shard
     if not own:
         raise UnknownGroup(
             f"The lease table {shown(table)} has no lease of stream {shown(name)}"
-            + (f"; it has those of: {', '.join(streams)}." if streams else ".")
+            + (f"; it has leases of: {', '.join(streams)}." if streams else ".")
         )
     if len({lease.stream for lease in own}) > 1:
         raise CheckpointRefused(
-            f"The lease table {shown(table)} has leases of several streams of the name "
+            f"The lease table {shown(table)} has leases of several streams with the name "
             f"{shown(name)}: {', '.join(streams)}; name the stream by its ARN in its options."
         )
     return {lease.shard: lease for lease in own}
@@ -124,9 +124,9 @@ def finished_shards(
 ) -> set[ShardId]:
     """Return the shards that KCL has read to their end.
 
-    KCL deletes the lease of a finished shard when its children are being read, and creates none for
-    shards before its initial position. So a shard without a lease is finished if one of its
-    descendants has a lease.
+    KCL deletes the lease of a finished shard once its children are being read, and creates none for
+    shards before its initial position. So a shard without a lease is finished if a descendant has
+    one.
     """
     finished = {shard for shard, lease in leases.items() if lease.checkpoint == SHARD_END}
     descendants = [*leases]
@@ -175,7 +175,7 @@ class KclApplication:
     Args:
         source: the stream.
         table: the application's lease table, which has the application's name.
-        failover_s: after how many seconds a lease without renewal has expired.
+        failover_s: seconds after which a lease without renewal has expired.
         sleep: waits.
     """
 
@@ -205,7 +205,7 @@ class KclApplication:
         return GroupProgress(cursors, unstored, at_work)
 
     def _settled_leases(self) -> tuple[dict[ShardId, KclLease], str]:
-        """Return the leases, and a message if workers renew them."""
+        """Return the leases, and a message if workers are renewing them."""
         before = self._own_leases()
         if not any(lease.owner for lease in before.values()):
             return before, ""

@@ -1,13 +1,13 @@
-"""The pace of reads of a shard, shared by all processes of one host.
+"""The rate limit for reads of a shard, shared by all processes of one host.
 
-A shard answers five reads and two megabytes a second to all its readers together. After a read of
+A shard allows five reads and two megabytes a second for all its readers together. After a read of
 ten megabytes it refuses all reads for five seconds. So the sensors, runs and Spark workers of a
 host take turns. A small file for each shard has the time of the next read. A lock is held during
-the read, because its cost is known only afterwards. The time is the monotonic clock's, which all
+the read, because its cost is known only afterwards. The time is from the monotonic clock, which all
 processes of a host share. A time from before a reboot is recognized because it is far ahead.
 
-Readers on other hosts are unknown here. The service refuses reads because of them, and the refused
-reads are retried (`shard_sources.retrying`).
+Reads by other hosts are not counted. If the service refuses reads because of them,
+`shard_sources.retrying` retries.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LOCK_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Gives the readers of a shard their turns.
+    """Spaces the reads of each shard.
 
     Attributes:
         folder: the folder of the files, created on use.
-        calls_per_s: reads of one shard in a second.
-        bytes_per_s: bytes of one shard in a second.
+        calls_per_s: the most reads of one shard in a second.
+        bytes_per_s: the most bytes of one shard in a second.
         clock: monotonic seconds of the host.
         sleep: waits.
     """
@@ -45,7 +45,7 @@ class Pace:
 
     @contextmanager
     def turn(self, shard: str) -> Generator[Callable[[int], None]]:
-        """Wait for a turn to read a shard; the caller passes the bytes that it has read."""
+        """Wait for a turn to read a shard; pass the number of bytes read to the result."""
         file = self.folder / f"{hashlib.sha256(shard.encode()).hexdigest()[:32]}.pace"
         lock = FileLock(f"{file}.lock", timeout=_LOCK_WAIT_S)
         locked = self._acquire(lock, file)
@@ -72,7 +72,7 @@ class Pace:
                 self.sleep(max(0.0, self._wait_s(file)))
             return True
         except (OSError, Timeout):
-            # The read is not delayed, and the service's refusals slow it down.
+            # Without the lock the read is not delayed here; the service throttles it instead.
             return False
 
     def _wait_s(self, file: Path) -> float:

@@ -1,14 +1,14 @@
-"""Pages of a shard from a position on, in order, with no record skipped silently.
+"""Pages of a shard from a position on, in order, without silently skipping a record.
 
 The service reports some losses only indirectly:
 
-1. Retention removes the record of a cursor. A request for it is answered with the oldest record
-   that is left, as if no record had been between.
-2. So a position at a record must begin with that record, or the cursor has expired.
+1. Retention removes the record of a cursor. For a request at it, the service returns the oldest
+   record that is left, as if there had been none in between.
+2. So the page for a position at a record must begin with that record, or the cursor has expired.
 3. A position after a record is certain for the retention period, counted from the second in the
-   cursor, because all later records are still kept. The service is asked for the records after it.
-4. After that period it is certain only while its record exists. The service is asked for the record
-   itself, which is then omitted.
+   cursor, because all later records are still kept. The records after it are requested.
+4. After that period it is certain only while its record exists. The record itself is requested,
+   and omitted from the page.
 5. If a reader pauses for that long between two pages, rules 3 and 4 apply again.
 """
 
@@ -39,7 +39,7 @@ class StoredRecord:
 
     Attributes:
         number: its sequence number.
-        arrived: about when the service received it.
+        arrived: the approximate time when the service received it.
     """
 
     number: int
@@ -62,8 +62,8 @@ class Page:
         records: the records in order; an empty page can be followed by others.
         at_tip: True if no record followed the page when it was read.
         closed: True if the shard is read-only and ends here.
-        moment: the service's clock at the answer, if it was sent.
-        lag_s: how many seconds before that the page ends.
+        moment: the service's time of the answer, if the answer has it.
+        lag_s: the seconds from the end of the page to that time.
     """
 
     records: list[StoredRecord]
@@ -81,7 +81,7 @@ class Page:
     def searched_s(self) -> int:
         """The second up to which an empty page proves that there is no record; 0 if unknown.
 
-        It is earlier than the service says, because a new record becomes visible with a delay.
+        It is earlier than the service's time, because a new record becomes visible with a delay.
         """
         if self.moment is None or self.records:
             return 0
@@ -90,14 +90,14 @@ class Page:
 
 @dataclass
 class _Position:
-    """The next iterator, and the position to make another one from.
+    """The next iterator and its position, from which it can be requested again.
 
-    With `demanded`, the next page must begin with the record of the position.
+    With `needs_record`, the next page must begin with the record of the position.
     """
 
     place: Place
     iterator: str = ""
-    demanded: bool = False
+    needs_record: bool = False
 
 
 class ShardPages:
@@ -105,8 +105,8 @@ class ShardPages:
 
     Args:
         service: the service.
-        pace: gives reads their turns.
-        retention_s: returns how many seconds the stream keeps records.
+        pace: limits the rate of reads.
+        retention_s: returns the stream's retention period in seconds.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ShardPages:
         self._retention_s = retention_s
 
     def service_now(self, shard: str) -> datetime | None:
-        """Return the service's clock, if its answers have it."""
+        """Return the service's time, if its answers have it."""
         return self._iterator(shard, ShardIteratorType="LATEST")[1]
 
     def oldest(self, shard: str, *, limit: int = RECORDS_PER_CALL_MAX) -> Iterator[Page]:
@@ -126,7 +126,7 @@ class ShardPages:
         return self._pages(shard, iterator, limit)
 
     def since(self, shard: str, time: datetime) -> Iterator[Page]:
-        """Yield pages from a time on, which is possibly rounded down and not in the future."""
+        """Yield pages from a past time on, which the service can round down."""
         arguments = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": time}
         return self._pages(shard, self._iterator(shard, **arguments)[0])
 
@@ -150,13 +150,13 @@ class ShardPages:
                 position = self._begin(shard, position.place)
                 continue
             page = answer
-            if position.demanded:
-                page = self._without_demanded(shard, position, answer)
+            if position.needs_record:
+                page = self._after_record(shard, position, answer)
                 if page is None:
                     position.iterator = next_iterator
                     continue
             elif answer.moment is not None and not self._sure(position.place, answer.moment):
-                # The machine slept, or reading takes longer than retention: begin again, strictly.
+                # The machine slept, or reading takes longer than retention: start over by rule 4.
                 position = self._begin(shard, position.place)
                 continue
             yield page
@@ -185,10 +185,10 @@ class ShardPages:
         iterator, _ = self._iterator(
             shard, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber=number
         )
-        return _Position(place, iterator, demanded=True)
+        return _Position(place, iterator, needs_record=True)
 
-    def _without_demanded(self, shard: str, position: _Position, page: Page) -> Page | None:
-        """Return the page after the demanded record; None if that is not delivered yet."""
+    def _after_record(self, shard: str, position: _Position, page: Page) -> Page | None:
+        """Return the page without the position's record; None if that has not arrived yet."""
         place = position.place
         if not page.records:
             if page.at_tip or page.closed:
@@ -206,14 +206,14 @@ class ShardPages:
 
     def _expired(self, shard: str, place: Place) -> CursorExpired:
         return CursorExpired(
-            f"Records of shard {shown(shard)} of {self._service} that follow the cursor {place} "
-            "are possibly removed: retention has passed it."
+            f"Records of shard {shown(shard)} of {self._service} after the cursor {place} are "
+            "possibly removed: the cursor is older than the stream's retention."
         )
 
     def _pages(
         self, shard: str, iterator: str, limit: int = RECORDS_PER_CALL_MAX
     ) -> Iterator[Page]:
-        """Yield pages from a new iterator, which must be read before it expires."""
+        """Yield pages from an iterator, which must not have expired."""
         while True:
             page, iterator = self._read(shard, iterator, limit)
             yield page

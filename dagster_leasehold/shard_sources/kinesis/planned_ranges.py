@@ -1,9 +1,9 @@
 """Ranges that a plan has read, kept on the host for Spark's workers there.
 
 A plan reads a shard to find the end of a batch. Without these files, Spark would read the same
-records again, out of the two megabytes a second that a shard gives. Each shard has at most one
-file: the next plan replaces it. If a file is missing, damaged, or on another host, the worker reads
-the service instead.
+records again, and a shard allows only two megabytes a second. Each shard has at most one file: the
+next plan replaces it. If a file is missing, damaged, or on another host, the worker reads from the
+service instead.
 
 The files contain records. They are in the stream's folder of the home, readable by its user alone.
 """
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class PlannedRanges:
-    """The planned ranges of one stream; the folder is created when the first one is kept."""
+    """The planned ranges of one stream; the folder is created for the first one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def writer(self, shard: str) -> RangeWriter:
-        """Remove the shard's range and begin another one."""
+        """Replace the shard's range by a new one."""
         folder = self._folder / shard
         shutil.rmtree(folder, ignore_errors=True)
         return RangeWriter(ShardId(shard), folder)
@@ -55,7 +55,7 @@ class PlannedRanges:
 
 
 class RangeWriter:
-    """The range of a plan in progress; a disk error drops it and nothing else."""
+    """The range of a plan in progress; a disk error drops the range and is not raised."""
 
     def __init__(self, shard: ShardId, folder: Path) -> None:
         import pyarrow as pa
@@ -117,6 +117,6 @@ class RangeWriter:
 
 
 def _name(start: str, end: str) -> str:
-    # A file that a reboot left incomplete has the name of another boot, so it is not found.
+    # A reboot can leave a file incomplete. Names contain the boot, so it is not found.
     text = f"{current_boot()} {start} {end}"
     return hashlib.sha256(text.encode()).hexdigest()[:32] + ".arrow"

@@ -14,14 +14,14 @@ from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange
 
 RENEWALS_PER_RETENTION = 4
-KEPT_FROM_RECORDS = 2
-"""The smallest limit of a plan that is read; a plan of one record only checks its cursor."""
+STORED_RECORDS_MIN = 2
+"""The smallest record limit of a plan that is stored; a plan of one only checks its cursor."""
 FIRST_WINDOW = timedelta(seconds=10)
 WINDOW_GROWTH = 8
 CLOCK_STEP = timedelta(seconds=1)
-"""The service's answers have its clock in whole seconds."""
+"""The resolution of the service's time in its answers."""
 WINDOWS = 6
-"""The last window begins almost four days ago; after it, the whole shard is read."""
+"""The last window begins almost four days ago; then the whole shard is read."""
 
 
 class NewestRecords:
@@ -33,8 +33,8 @@ class NewestRecords:
     def end(self, shard: str) -> Place | None:
         """Return the position after the newest record; None for an empty shard.
 
-        Growing windows before now are read until one has records. An idle shard costs a few empty
-        reads, and a busy one the reads of its last seconds.
+        Growing windows before now are read until one has records. This costs an idle shard a few
+        empty reads, and a busy one the reads of its last seconds.
         """
         now = self._now(shard)
         window = FIRST_WINDOW
@@ -51,7 +51,7 @@ class NewestRecords:
         now = self._now(shard)
         if time > now + CLOCK_STEP:
             return None
-        # The service refuses a time after its own clock's.
+        # The service refuses a time in its future.
         for page in self._pages.since(shard, min(time, now)):
             for record in page.records:
                 # The service can round the requested time down.
@@ -80,7 +80,7 @@ def _newest(pages: Iterator[Page], now: datetime) -> StoredRecord | None:
 
 @dataclass(slots=True)
 class Unread:
-    """A read that a plan did not finish, so that the shard's next plan continues it.
+    """A read that a plan did not finish; the shard's next plan continues it.
 
     Attributes:
         items: the next records; each page follows its last record.
@@ -91,7 +91,7 @@ class Unread:
     page: Page | None = None
 
     def push_back(self, record: UserRecord) -> None:
-        """Return a record that does not fit the batch."""
+        """Put back a record that does not fit the batch."""
         self.items = itertools.chain((record,), self.items)
 
 
@@ -102,14 +102,14 @@ class Batch:
     Attributes:
         limits: its size.
         end: the position after its last record.
-        writer: keeps its records for Spark's workers.
-        looks_again: read a shard again that seems to have no further record.
+        writer: stores its records for Spark's workers.
+        reads_twice: True if only a second read at the tip ends the batch.
     """
 
     limits: Limits
     end: Place
     writer: RangeWriter | None
-    looks_again: bool = True
+    reads_twice: bool = True
     records: int = 0
     size: int = 0
     last: bool = False
@@ -150,7 +150,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
     Returns:
         True if `rest` can continue at the batch's end.
     """
-    looked_again = False
+    was_at_tip = False
     for item in iter(lambda: next(rest.items, None), None):
         if isinstance(item, UserRecord):
             if not batch.fits(item):
@@ -159,7 +159,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
             batch.add(item)
             continue
         rest.page = item
-        # Records of another shard at the end of a page are passed too.
+        # The batch also ends after records of another shard at the end of a page.
         if item.end is not None and item.end.order > batch.end.order:
             batch.end = item.end
         if item.closed:
@@ -169,17 +169,17 @@ def fill(batch: Batch, rest: Unread) -> bool:
             return True
         if item.at_tip:
             # Only a further read can report that a read-only shard ends here.
-            if looked_again or not batch.looks_again:
+            if was_at_tip or not batch.reads_twice:
                 return bool(batch.records)
-            looked_again = True
+            was_at_tip = True
     return False
 
 
 def renewed(start: Place, page: Page | None, retention_s: float) -> Place:
     """Return the start of an empty batch, renewed after a quarter of the retention period.
 
-    Otherwise the cursor of a quiet shard would name a record that retention has removed, and
-    nothing could tell whether other records were removed with it.
+    Otherwise the cursor of a quiet shard would point to a record that retention has removed, and
+    the removal of other records with it would go unnoticed.
     """
     if page is None or page.searched_s - start.sure_s < retention_s / RENEWALS_PER_RETENTION:
         return start

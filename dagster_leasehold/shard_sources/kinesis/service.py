@@ -18,7 +18,7 @@ from dagster_leasehold.shard_sources.retrying import Refusal, ask, error_for
 
 ATTEMPTS = 6
 PAUSE_MAX_S = 5.0
-"""After a read of ten megabytes, the service refuses reads of the shard for five seconds."""
+"""The service refuses reads of a shard for five seconds after a read of ten megabytes."""
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 8
 CONNECTIONS = 16
@@ -60,7 +60,7 @@ class NumberRefused(errors.SourceError):
 
 
 class CredentialsRefused(errors.SourceRefused):
-    """The service refuses the credentials, which are possibly replaced by now."""
+    """The service refuses the credentials; they are possibly replaced by now."""
 
 
 _REFUSALS = (
@@ -114,7 +114,7 @@ class KinesisService:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
-        """Return the answer to a request, which is retried while the service is away or throttles.
+        """Return the answer to a request; retry while the service is unavailable or throttles.
 
         Raises:
             SourceThrottled, SourceUnavailable: retries did not help.
@@ -123,7 +123,7 @@ class KinesisService:
             IteratorExpired, NumberRefused: an argument is no longer valid, or never was.
             SourceError: the service answers with another error.
         """
-        # An iterator or a token names the stream, and a token allows no second name.
+        # An iterator or a token names the stream; a token does not allow the stream's name too.
         complete = "ShardIterator" in arguments or "NextToken" in arguments
         named = arguments if complete else self.stream_argument() | arguments
 
@@ -131,7 +131,7 @@ class KinesisService:
             try:
                 return self._once(operation, named)
             except CredentialsRefused:
-                # They were possibly rotated: a new session reads files and roles again.
+                # They were possibly rotated. A new session reads files and roles again.
                 with self._lock:
                     self._client = None
                 return self._once(operation, named)
@@ -188,22 +188,22 @@ class KinesisService:
         message = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         answer = f"{_capital(self)} answered {operation} with {code}"
-        meant = error_for(_REFUSALS, code, status, answer=answer, message=message)
-        return meant or errors.SourceError(f"{answer}: {message}.")
+        error = error_for(_REFUSALS, code, status, answer=answer, message=message)
+        return error or errors.SourceError(f"{answer}: {message}.")
 
     def _typed_locally(self, error: Exception, operation: str) -> errors.LeaseholdError:
-        """Return our error for an error of the client, raised without an answer."""
+        """Return our error for a client error without an answer."""
         from botocore import exceptions as boto
 
         subject = f"{_capital(self)} cannot answer {operation}"
         kind = type(error).__name__
         if isinstance(error, boto.NoRegionError):
             return errors.InvalidSetting(
-                f"{subject}: no region is known; set the option 'region' or AWS_DEFAULT_REGION."
+                f"{subject}: no region is set; set the option 'region' or AWS_DEFAULT_REGION."
             )
         if isinstance(error, boto.ProfileNotFound):
             return errors.InvalidSetting(
-                f"{subject}: boto3 knows no profile {shown(self.options.profile)}."
+                f"{subject}: boto3 has no profile {shown(self.options.profile)}."
             )
         if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
             return errors.SourceUnavailable(f"{subject}: {kind}; try again later.")
@@ -224,7 +224,7 @@ def _capital(service: KinesisService) -> str:
 
 
 def service_time(response: Mapping[str, Any]) -> datetime | None:
-    """Return the service's clock from the `Date` of an answer, if it has one."""
+    """Return the service's time from the `Date` of an answer, if it has one."""
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     try:
         return parsedate_to_datetime(headers["date"])

@@ -54,7 +54,7 @@ class KinesisShard:
     def listing(self, listed: Collection[ShardId]) -> ShardListing:
         """Return the shard as every source lists it, with hashes `[begin, end)` in hexadecimal.
 
-        `listed` are all shards of the stream, so a parent that is missing there was removed.
+        `listed` has all shards of the stream; a parent that it lacks was removed.
         """
         end = self.hashes.last + 1 if self.hashes.last < _LAST_HASH else _LAST_HASH
         return ShardListing(
@@ -75,12 +75,7 @@ class _Summary:
 
 
 class Shards:
-    """The shards of a stream; facts that do not change are cached.
-
-    Args:
-        service: the service.
-        clock: monotonic seconds, for the age of cached answers.
-    """
+    """The shards of a stream; facts that do not change are cached."""
 
     def __init__(
         self, service: KinesisService, clock: Callable[[], float] = time.monotonic
@@ -113,7 +108,7 @@ class Shards:
         return self._hashes.get(shard)
 
     def retention_s(self) -> float:
-        """Return how many seconds the stream keeps records now."""
+        """Return the stream's retention period, in seconds."""
         return self._stream().retention_s
 
     def untrimmed(self, shard: KinesisShard) -> bool:

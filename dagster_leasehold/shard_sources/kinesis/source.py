@@ -60,31 +60,31 @@ class KinesisStream(KinesisReader):
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
         """Return the bounds that readers at these cursors need, by one read of each shard."""
 
-        def look(shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
+        def check(shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
             cursor = cursors[shard]
             if entry is None:
                 return _removed()
             try:
-                plan = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
+                plan = self.plan(shard, cursor, ONE_RECORD, reads_twice=entry.closed)
             except CursorExpired:
                 return _behind(Place.parse(shard, cursor), self._bounds(shard, entry))
-            # The list calls a shard closed before its last records are read.
+            # A shard can be listed as closed before its last records are read.
             finished = entry.closed and (plan.last or plan.end != cursor)
             return ShardBounds(cursor, plan.end, finished)
 
-        return self._of_each(list(cursors), look)
+        return self._of_each(list(cursors), check)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
         """Return the times when the service received the records at these cursors.
 
-        The shard's last plan has usually read the record, so its time is known.
+        Usually the shard's last plan has read the record, so its time is cached.
         """
 
-        def look(shard: ShardId, entry: KinesisShard | None) -> None:
+        def read_one(shard: ShardId, entry: KinesisShard | None) -> None:
             if entry is not None:
-                self.plan(shard, cursors[shard], ONE_RECORD, looks_again=False)
+                self.plan(shard, cursors[shard], ONE_RECORD, reads_twice=False)
 
-        self._of_each([shard for shard in cursors if not self._arrival(shard, cursors)], look)
+        self._of_each([shard for shard in cursors if not self._arrival(shard, cursors)], read_one)
         times = {shard: self._arrival(shard, cursors) for shard in cursors}
         return {shard: time for shard, time in times.items() if time is not None}
 
@@ -97,7 +97,7 @@ class KinesisStream(KinesisReader):
     ) -> dict[ShardId, Answer]:
         if not shards:
             return {}
-        # The list is read first: a shard that it calls closed had its last record before that.
+        # The list is read first: a shard listed as closed already had its last record.
         shards_by_id = self._shards.all()
         entries = [
             None if removed(shard, shards_by_id) else shards_by_id[shard] for shard in shards
@@ -130,7 +130,7 @@ class KinesisStream(KinesisReader):
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
         """Return the cursor of the first record at or after a position, or the end.
 
-        A time means when the service received the records.
+        A time is compared with when the service received the records.
         """
         if removed(shard, shards_by_id := self._shards.all()):
             return str(GONE)
@@ -146,7 +146,7 @@ class KinesisStream(KinesisReader):
     def cursor_after(self, shard: ShardId, number: int, part: int) -> str:
         """Return the cursor after a record, which can be part of a packed one.
 
-        If the record was removed, it is the record's own cursor, which has expired.
+        If the record was removed, the result is the record's own, expired cursor.
         """
         place = at(number, part)
         try:
@@ -160,21 +160,21 @@ class KinesisStream(KinesisReader):
         return str(place)
 
     def plan(
-        self, shard: ShardId, start: str, limits: Limits, *, looks_again: bool = True
+        self, shard: ShardId, start: str, limits: Limits, *, reads_twice: bool = True
     ) -> PlannedRange:
         """Return the end of a batch, which is found by reading it.
 
-        The records are kept for Spark's workers on this host, and the next plan continues the read.
-        With `looks_again`, a shard that seems to have no further record is read again.
+        The records are stored for Spark's workers on this host, and the next plan continues the
+        read. With `reads_twice`, only a second read at the tip ends the batch.
         """
         place = Place.parse(shard, start)
-        is_read = limits.records_max >= planning.KEPT_FROM_RECORDS
-        before, rest = self._unread.pop(shard, ("", None)) if is_read else ("", None)
+        is_stored = limits.records_max >= planning.STORED_RECORDS_MIN
+        before, rest = self._unread.pop(shard, ("", None)) if is_stored else ("", None)
         if rest is None or before != start:
-            limit = RECORDS_PER_CALL_MAX if is_read else limits.records_max
+            limit = RECORDS_PER_CALL_MAX if is_stored else limits.records_max
             rest = planning.Unread(self._items(shard, place, limit))
-        writer = self._ranges.writer(shard) if is_read else None
-        batch = planning.Batch(limits, place, writer, looks_again)
+        writer = self._ranges.writer(shard) if is_stored else None
+        batch = planning.Batch(limits, place, writer, reads_twice)
         try:
             continues = planning.fill(batch, rest)
             if writer is not None and batch.records:
@@ -188,7 +188,7 @@ class KinesisStream(KinesisReader):
                 writer.drop()
         if batch.first_arrived is not None:
             self._arrived[shard] = (start, batch.first_arrived)
-        if continues and is_read:
+        if continues and is_stored:
             self._unread[shard] = (str(batch.end), rest)
             for oldest in list(self._unread)[:-UNREAD_MAX]:
                 self._unread.pop(oldest, None)
@@ -215,8 +215,8 @@ class KinesisStream(KinesisReader):
 def _behind(lost: Place, bounds: ShardBounds) -> ShardBounds:
     """Return the bounds for a reader whose cursor has expired.
 
-    An empty shard begins before all records. For a reader that was at a record, that would lie
-    behind it, so the bounds move to the end of that record.
+    An empty shard begins before all records, which is behind a reader that was at a record. So its
+    bounds move to the end of that record.
     """
     begin = Place.parse("", bounds.begin)
     if begin.side is not Side.START or lost.side not in (Side.AT, Side.AFTER):

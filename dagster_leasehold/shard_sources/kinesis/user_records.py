@@ -170,7 +170,7 @@ def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRec
     """Return the producers' records in a stored one.
 
     A packed record whose hash belongs to another shard is omitted. It was packed before a split or
-    merge, and its producer was notified and sends it again.
+    merge; the service notified its producer, which sends it again.
     """
     parts = unpack(stored.data)
     if parts is None:

@@ -90,7 +90,7 @@ class Catalog:
 
     def removed(self, shard: str) -> bool:
         """Return True if a shard existed and is no longer listed; ids are rising numbers."""
-        # Every tick calls this for every shard, so listed shards need no comparison with others.
+        # Every tick calls this for every shard, so the common case must be fast.
         if shard in self._by_id or not shard.isdecimal():
             return False
         return was_removed(int(shard), (int(entry.shard) for entry in self.shards))
@@ -131,7 +131,7 @@ def load_catalog(root: Path) -> Catalog:
     path = root / CATALOG_FILE
     try:
         status = path.stat()
-        # Each change makes a new and longer file, so these three numbers identify a version. Each
+        # Each change writes a new and longer file, so these three numbers identify a version. Each
         # version is parsed once, because a log can have many shards.
         return _parsed(path, (status.st_ino, status.st_mtime_ns, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
@@ -168,7 +168,7 @@ def _checksum(shards: object) -> int:
 
 
 def refuse_remains(root: Path) -> None:
-    """Raise LogCorrupt if a folder without a catalog contains the files of a log."""
+    """Raise LogCorrupt if a folder without a catalog has a log's files."""
     if next(root.glob("shards/*/*.arrow"), None):
         raise LogCorrupt(
             f"The catalog {root / CATALOG_FILE} is missing, and there are log files below "

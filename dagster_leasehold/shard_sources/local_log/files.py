@@ -1,15 +1,15 @@
 """The files of one shard.
 
-Each flush of a writer is one file, named after its offsets. It gets this name when it is complete
-and on the disk, and never changes. Readers take no lock:
+Each flush of a writer is one file, named by its offsets. It is renamed to this name when it is
+complete and on the disk, and never changes. Readers take no lock:
 
 1. The writer writes a draft, flushes it, renames it, and flushes the folder.
-2. A reader sees the old head, and so the old end of the shard.
+2. A reader reads the old head, and so the old end of the shard.
 3. The writer writes the head.
-4. A reader sees the new end, and every file below it is complete.
+4. A reader reads the new end, and every file before it is complete.
 
-Small files are sometimes compacted into one. Both exist for a moment: of two files with the same
-offsets, the larger one counts.
+Small files are compacted into one. For a short time both exist: of files with the same first
+offset, the larger one counts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def all_files(folder: Path, after: int = 0) -> Iterator[FileName]:
         return
     ended = f"{after:020d}"
     for name in listed:
-        # Numbers of equal width compare as texts, and most files of a long shard are skipped here.
+        # Numbers of equal width compare as text. Most files of a long shard are skipped here.
         if name[21:41] > ended:
             yield FileName(int(name[:20]), int(name[21:41]), folder)
 
@@ -82,7 +82,7 @@ def list_files(folder: Path, begin: int) -> Iterator[FileName]:
 
 
 def each_offset_once(names: Iterable[FileName], begin: int) -> Iterator[FileName]:
-    """Omit files whose offsets are in a larger file, or all before `begin`."""
+    """Omit files that a larger file includes, and files before `begin`."""
     for _, alike in groupby(names, key=attrgetter("begin")):
         *_, largest = alike
         if largest.end > begin:
@@ -91,7 +91,7 @@ def each_offset_once(names: Iterable[FileName], begin: int) -> Iterator[FileName
 
 
 def contiguous_end(names: Iterable[FileName], begin: int) -> int:
-    """Return the end of the records that follow `begin` without a hole."""
+    """Return the end of the files that follow `begin` without a hole."""
     for name in names:
         if not name.begin <= begin < name.end:
             break
@@ -179,7 +179,7 @@ class LogFile:
     def message(self, entry: Entry) -> bytes:
         """Return the bytes of a message; raise LogCorrupt if it is too long."""
         if entry.length > DECODED_BYTES_MAX:
-            message = f"a message of {entry.length} bytes at {entry.position}, more than any has"
+            message = f"a message of {entry.length} bytes at {entry.position}, above the limit"
             raise damaged_file(self.name.path, f"names {message}")
         return os.pread(self._descriptor, entry.length, entry.position)
 

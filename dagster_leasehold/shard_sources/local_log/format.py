@@ -1,8 +1,8 @@
 """The bytes of a log file.
 
-A file is an Arrow IPC stream: a schema message, one message per record batch, compressed with LZ4,
-and the end mark. A footer follows, which Arrow ignores: an entry of fixed size per message, the
-number of entries, and a checksum. Each entry has a checksum of its message.
+A file is an Arrow IPC stream: a schema message, one LZ4-compressed message per record batch, and
+the end mark. A footer follows, which Arrow ignores: an entry of fixed size per message, the number
+of entries, and a checksum. Each entry has a checksum of its message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dagster_leasehold.shard_sources.event_times import moment_of
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192
 MESSAGE_BYTES_MAX = 1024 * 1024
-# A message ends when it reaches its size. Its offsets and flags take less than that size again.
+# A message ends when it reaches its size limit. Its offsets and flags need less than that limit.
 DECODED_BYTES_MAX = RECORD_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 
 END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
@@ -152,9 +152,9 @@ def microseconds(moment: datetime) -> int:
 
 
 def _event_us(moment: datetime) -> int:
-    """Return a record's time in microseconds since 1970; raise RecordRefused if it is unreadable.
+    """Return a record's time in microseconds since 1970; raise RecordRefused if it is out of range.
 
-    The UTC offset can move a time of the year 9999 into the next year, which Python cannot read.
+    The UTC offset can move a time of the year 9999 into the next year.
     """
     time_us = microseconds(moment)
     if moment_of(time_us) is None:
@@ -218,7 +218,7 @@ def _checked_size(record: object) -> int:
 
 
 def _no_attributes(count: int) -> pa.Array:
-    """Return the column `attributes` of records without attributes, built without objects."""
+    """Return the column `attributes` of records without any."""
     no_text = pa.array([], pa.string())
     starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
     return pa.MapArray.from_arrays(starts, no_text, no_text)
@@ -261,13 +261,13 @@ def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
     """
     if zlib.crc32(encoded) != entry.checksum:
         raise _damaged(entry, where, "is damaged")
-    # A forged file can have a right checksum. So nothing below allocates more than a message can
+    # A forged file can have a valid checksum. So nothing below allocates more than a message can
     # hold, or accepts another number of records than the footer has.
     try:
         message = pa.ipc.read_message(pa.py_buffer(encoded))
         size = decoded_size(memoryview(message.metadata), memoryview(message.body or b""))
         if size > DECODED_BYTES_MAX:
-            raise _damaged(entry, where, f"declares {size} bytes, more than any message holds,")
+            raise _damaged(entry, where, f"declares {size} bytes, more than the limit,")
         rows = pa.ipc.read_record_batch(message, file_schema())
         rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, MessageMalformed):
@@ -296,7 +296,7 @@ def missing_offset(folder: Path, offset: int) -> LogCorrupt:
 
 
 class MessageMalformed(Exception):
-    """The metadata does not describe a record batch, or points outside of the message."""
+    """The metadata does not describe a record batch, or points outside the message."""
 
 
 def decoded_size(metadata: bytes | memoryview, body: bytes | memoryview) -> int:
@@ -331,7 +331,7 @@ def _sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
     for number in range(count):
         offset, length = _BUFFER.unpack_from(metadata, vector + 4 + number * _BUFFER.size)
         if not 0 <= offset <= offset + length <= len(body):
-            raise MessageMalformed("a buffer lies outside of its body")
+            raise MessageMalformed("a buffer lies outside its body")
         if not compressed or not length:
             yield length
             continue
@@ -354,12 +354,12 @@ def _field(metadata: memoryview, table: int, number: int) -> int | None:
     (back,) = _INT32.unpack_from(metadata, table)
     names = table - back
     if names < 0:
-        raise MessageMalformed("a table lies outside of its metadata")
+        raise MessageMalformed("a table lies outside its metadata")
     (size,) = _UINT16.unpack_from(metadata, names)
     entry = 4 + 2 * number
     if entry + 2 > size:
         return None
     (offset,) = _UINT16.unpack_from(metadata, names + entry)
     if offset and table + offset >= len(metadata):
-        raise MessageMalformed("a field lies outside of its metadata")
+        raise MessageMalformed("a field lies outside its metadata")
     return table + offset if offset else None

@@ -1,14 +1,14 @@
 """The heads of a log's shards: how many records were acknowledged, and where each shard begins.
 
 A missing last file looks like a file that was never written. So the file `heads` in the log's
-folder has a record of fixed size for each shard. An append returns when its head is on the disk,
-after its file. Retention moves the beginning before it removes a file. A missing file below the
-head is damage, and files above it were never acknowledged.
+folder has a record of fixed size for each shard. An append returns when first its file and then its
+head are on the disk. Retention moves the beginning before it removes a file. A missing file before
+the head is damage, and files after it were never acknowledged.
 
 A record has two slots for the end, written alternately, so that a torn write leaves the previous
 one:
 
-1. Slot A says that 10 records were acknowledged.
+1. In slot A, 10 records are acknowledged.
 2. The writer appends 5 more, and their file is on the disk.
 3. The power fails while slot B is written. Slot A counts, and the file is complete, so the next
    writer keeps the 5 records.
@@ -39,7 +39,7 @@ class Head(NamedTuple):
     """The head of one shard.
 
     Attributes:
-        sequence: incremented by each append.
+        sequence: the number of the append.
         end: the offset after the last acknowledged record.
         begin: the shard's first offset after retention.
         certain: True if both slots are complete, so that this is the newest head.
@@ -109,7 +109,7 @@ class HeadsFile:
         """Return the newest head of a shard; raise LogCorrupt if its record is damaged."""
         at = int(shard) * RECORD_BYTES
         for _ in range(_READS_MAX):
-            # A reader can see one slot while it is written, and the other one in its next read.
+            # A read can hit one slot during its write, and the next read the other slot.
             head = Head.parse(shard, os.pread(self._file, RECORD_BYTES, at))
             if head is not None:
                 return head

@@ -1,4 +1,4 @@
-"""The local log as a kind of source, apart from its reader: Spark's workers can lack pydantic."""
+"""The local log as a kind of source. `reading` is apart: Spark's workers can lack pydantic."""
 
 from __future__ import annotations
 

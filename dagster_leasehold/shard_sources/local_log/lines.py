@@ -80,7 +80,7 @@ def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
                 if lines:
                     count += len(lines)
                     yield lines
-                # Checked before the line ends, because it might not fit into memory.
+                # Checked before the line ends, because the line can exceed the memory.
                 if len(tail) > RECORD_BYTES_MAX:
                     raise _too_long(file, count, loaded_before)
     except OSError as error:
@@ -97,13 +97,13 @@ def _too_long(file: Path, lines_before: int, loaded_before: int) -> RecordRefuse
 
 
 def _by_turns(count: int) -> Callable[[list[bytes]], list[list[bytes]]]:
-    """Return a function that divides lists of lines among shards, each line to the next shard."""
-    turn = 0
+    """Return a function that deals lists of lines to shards round-robin."""
+    first = 0
 
     def divide(lines: list[bytes]) -> list[list[bytes]]:
-        nonlocal turn
-        parts = [lines[(shard - turn) % count :: count] for shard in range(count)]
-        turn = (turn + len(lines)) % count
+        nonlocal first
+        parts = [lines[(shard - first) % count :: count] for shard in range(count)]
+        first = (first + len(lines)) % count
         return parts
 
     return divide

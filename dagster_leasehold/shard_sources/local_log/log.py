@@ -44,7 +44,7 @@ _RESHARD_WAIT_S = 30.0
 class LocalLog(LocalLogReader):
     """A sharded log in a folder: a source that accepts records, splits, merges and retention.
 
-    Opening it reads nothing, so the first call that needs the log reports a missing one. Many
+    Opening it reads nothing, so a missing log is reported by the first call that needs it. Many
     processes can read a shard, and one at a time can write to it.
 
     Args:
@@ -74,7 +74,7 @@ class LocalLog(LocalLogReader):
     ) -> Self:
         """Create a log of `shards` shards, named "0", "1", …, which divide all hashes evenly.
 
-        With `exist_ok`, a log that exists in the folder is returned unchanged.
+        With `exist_ok`, an existing log in the folder is returned unchanged.
 
         Raises:
             LogExists: the folder has a log, and `exist_ok` is not set.
@@ -94,7 +94,7 @@ class LocalLog(LocalLogReader):
                 if log.exists:
                     if exist_ok:
                         return log
-                    raise LogExists(f"There is a log in {log.root} already: use another folder.")
+                    raise LogExists(f"The folder {log.root} already has a log: use another folder.")
                 catalog.refuse_remains(log.root)
                 for entry in entries:
                     shard_folder(log.root, entry.shard).mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class LocalLog(LocalLogReader):
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         """Return the bounds of shards from their heads."""
-        # The catalog is read first: a shard that it calls read-only had its last append before.
+        # The catalog is read first: a shard listed as read-only already had its last append.
         snapshot = catalog.load_catalog(self.root)
         bounds: dict[ShardId, ShardBounds] = {}
         for shard in shards:
@@ -163,7 +163,7 @@ class LocalLog(LocalLogReader):
         return str(extent.begin if position is Position.BEGIN else extent.end)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """Return the event times of the records at these cursors, because others are not stored."""
+        """Return the event times of the records at these cursors; arrival times are not stored."""
         snapshot = catalog.load_catalog(self.root)
         return {
             shard: time

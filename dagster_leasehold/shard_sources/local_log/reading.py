@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _FUNCTIONS: Any = pc
-_LOOKS_MAX = 5
+_LISTINGS_MAX = 5
 _COMBINED_RECORDS = 8192
 _COMBINED_BYTES = 4 * 1024 * 1024
 
@@ -74,7 +74,7 @@ class ShardFolder:
             return file.read(self.shard)
 
     def extent(self) -> Extent:
-        """Return the head's extent; missing files show only when they are read."""
+        """Return the head's extent; missing files are noticed only when they are read."""
         head = self.head()
         end = max(head.begin, head.end)
         if not head.certain:
@@ -90,20 +90,20 @@ class ShardFolder:
 
     def _messages(self, start: int, end: int) -> Iterator[tuple[LogFile, Entry]]:
         """Yield the messages with offsets in `[start, end)`, each with its open file."""
-        expected, looks = start, 0
+        expected, listings = start, 0
         while expected < end:
-            if looks == _LOOKS_MAX:
+            if listings == _LISTINGS_MAX:
                 raise self._missing(expected)
-            looks += 1
+            listings += 1
             for file in _opened(list_files(self.folder, expected), expected):
                 for entry in file.entries_from(expected):
-                    expected, looks = entry.end, 0
+                    expected, listings = entry.end, 0
                     yield file, entry
                     if expected >= end:
                         return
 
     def _missing(self, offset: int) -> CursorExpired | LogCorrupt:
-        """Return the error for a missing offset: expired by retention, or damage."""
+        """Return the error for a missing offset: expired or damaged."""
         begin = self.head().begin
         if begin > offset:
             return CursorExpired(
@@ -115,7 +115,7 @@ class ShardFolder:
     def at_time(self, moment: datetime) -> int:
         """Return the first offset with an event time at or after a time, or the end."""
         time_us = microseconds(moment)
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_LISTINGS_MAX):
             try:
                 return self._at_time(time_us, self.extent())
             except (CursorExpired, FileNotFoundError):
@@ -197,7 +197,7 @@ class ShardFolder:
             yield self._with_place(file.batch(entry).slice(low - entry.offset, high - low), low)
 
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-        """Return stored rows with their shard and cursors, without numpy for Spark's workers."""
+        """Return stored rows with their shard and cursors; Spark's workers can lack numpy."""
         count = rows.num_rows
         numbers = _FUNCTIONS.cumulative_sum(pa.repeat(pa.scalar(1), count), start=offset - 1)
         cursors = numbers.cast(pa.string())
@@ -256,7 +256,7 @@ def _one_batch(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:
-    """Yield the files from an offset on, each open until the next, up to a missing one."""
+    """Yield the files from an offset on, up to a missing one; one file is open at a time."""
     for name in names:
         if name.begin > at:
             return

@@ -1,13 +1,12 @@
 """Split and merge: parents become read-only and children appear, in one step.
 
 1. The parents' writer locks are taken, so that no writer appends. Their last files are repaired.
-2. The children's folders and heads are written. A crash here leaves both empty, and the next split
-   uses them.
+2. The children's folders and heads are written. After a crash here, the next split uses them.
 3. The catalog is replaced. From now on the parents are read-only and the children exist.
 4. The locks are released. A writer that waited for one finds a read-only shard and stops.
 
 A shard has a range `[begin, end)` of 128-bit hashes, written as 32 hexadecimal digits. The last
-range of a log ends at thirty-two `f`, and includes that last value.
+range of a log ends at, and includes, thirty-two `f`.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ def reshard(
         UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
         ShardBusy: another process is writing to a parent, or resharding the log.
     """
-    load_catalog(root)  # raises if there is no log, before a folder is made for the lock
+    load_catalog(root)  # raises before the lock creates the folder of a missing log
     try:
         with catalog_lock(root), ExitStack() as locked:
             catalog = load_catalog(root)
             entries = [catalog.find(parent) for parent in parents]
-            # All processes lock in the same order, so that no two wait for each other.
+            # All processes lock in the same order, which prevents deadlocks.
             for entry in sorted(entries, key=lambda entry: int(entry.shard)):
                 locked.enter_context(open_writer(entry.shard))
             children = children_of(catalog, entries)

@@ -3,7 +3,7 @@
 An append has three steps:
 
 1. It writes a draft and flushes it to the disk. A crash leaves a file that the next writer removes.
-2. It renames the draft and flushes the folder. A crash leaves a complete file above the head, which
+2. It renames the draft and flushes the folder. A crash leaves a complete file after the head, which
    readers ignore and the next writer keeps.
 3. It writes and flushes the head, and returns. From now on a missing record is damage.
 """
@@ -49,8 +49,8 @@ from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.reading import ShardFolder
 
 _FLUSH_BYTES = 16 * 1024 * 1024
-# This number of small files is compacted into one, so that a shard of single records does not have
-# a million files. The new file takes part in further compactions until it is large enough.
+# This number of small files is compacted into one, so that appends of single records do not leave
+# a million files. The new file is compacted again until it is large enough.
 SMALL_FILES_MAX = 32
 _SMALL_BYTES_MAX = 16 * 1024
 _GROWN_BYTES_MAX = 1024 * 1024
@@ -103,7 +103,7 @@ class ShardWriter:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(self._lock)
-                # Read under the lock, which a split also takes before it closes the shard.
+                # Read under the lock, because a split also takes it before it closes the shard.
                 if load_catalog(self._root).find(self._shard).read_only:
                     raise ShardReadOnly(
                         f"Shard {self._shard} of {self._root} is read-only since it was split or "
@@ -178,7 +178,7 @@ class ShardWriter:
             self._compact()
 
     def _acknowledge(self, end: int) -> None:
-        """Write the head. From now on a missing record before `end` is damage."""
+        """Write the head; afterwards a missing record before `end` is damage."""
         head = self._head._replace(sequence=self._head.sequence + 1, end=end)
         self._heads.write_end(self._shard, head)
         self._head = head
@@ -209,7 +209,7 @@ class ShardWriter:
                 each.path.unlink(missing_ok=True)
         except (OSError, LogCorrupt):
             # The append itself has succeeded. Retention can remove files at any time, the disk can
-            # be full, and damage shows when it is read.
+            # be full, and readers report damage.
             return
         self._count_small(name, position)
 
@@ -219,7 +219,7 @@ class ShardWriter:
         )
 
     def _recover(self) -> None:
-        """Check that no acknowledged record is missing, and keep complete files above the head."""
+        """Check that no acknowledged record is missing, and keep complete files after the head."""
         for name in os.listdir(self._folder):
             if name.endswith(".draft"):
                 (self._folder / name).unlink()
@@ -234,7 +234,7 @@ class ShardWriter:
             names.append(name)
             end = name.end
             if not above and end >= head.end:
-                # New records must not hide damage of the last one.
+                # Damage of the last record must be noticed before new ones follow it.
                 with LogFile(name) as file:
                     file.batch(file.entries[-1])
                     self._time_max = file.time_max_so_far
@@ -262,8 +262,8 @@ class ShardWriter:
 def retain(folder: ShardFolder, before: datetime | str) -> str:
     """Remove the files whose records all lie before a time or a cursor.
 
-    The head's beginning moves before files are removed. A crash in between leaves files without
-    readers, which the next retention removes.
+    The head's beginning moves before files are removed. A crash in between leaves files that are
+    no longer read, and the next retention removes them.
 
     Returns:
         The new beginning of the shard.

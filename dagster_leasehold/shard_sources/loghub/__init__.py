@@ -1,5 +1,5 @@
 """LogHub of Alibaba Cloud's Simple Log Service (SLS): a logstore's shards as a source.
 
-The wire is left to the service's own SDK (`aliyun-log-python-sdk`). Only `client` imports it, and
-`client` is imported when the first request is made, so that a code location loads without it.
+The service's own SDK (`aliyun-log-python-sdk`) sends the requests. Only `client` imports it, and
+the first request imports `client`, so that a code location loads without it.
 """

@@ -1,10 +1,8 @@
 """The service's SDK, with this project's errors, retries and limits.
 
-The SDK builds, signs and sends requests. Its treatment of answers is replaced. It would retry a
-request ten times, for minutes, inside a sensor's tick: here a refusal is raised at once, and
-`retrying.ask` alone decides about retries. And a body is decompressed within a limit.
-
-Importing the SDK takes half a second, so this module is imported by the first request.
+The SDK builds, signs and sends requests. Its handling of answers is replaced: the SDK would retry
+a request ten times, for minutes, inside a sensor's tick. Here a refusal is raised at once, only
+`retrying.ask` retries, and a body is decompressed within a limit.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.retrying import ask
 
 TIMEOUT_S = (5.0, 20.0)
-"""For connecting, and for waiting for bytes."""
+"""The time to connect, and the time between received bytes."""
 BODY_BYTES_MAX = 256 * 1024 * 1024
-"""More than any answer: the service sends about 10 MiB at once."""
+"""Larger than any answer: the service sends about 10 MiB at once."""
 _CODECS = {
     "lz4": Codec.LZ4_BLOCK,
     "zstd": Codec.ZSTD,
@@ -59,7 +57,7 @@ class Pull:
 
 
 class _Wire(_SdkClient):
-    """The SDK's client with another treatment of answers."""
+    """The SDK's client with our handling of answers."""
 
     def __init__(self, endpoint: str, **arguments: Any) -> None:
         super().__init__(endpoint, **arguments)
@@ -219,7 +217,7 @@ class LogHubClient:
         try:
             return ask(once)
         except SourceRefused:
-            # Temporary credentials are possibly replaced since they were fetched.
+            # Temporary credentials were possibly replaced after they were fetched.
             if not self._credentials.renewed():
                 raise
             return ask(once)

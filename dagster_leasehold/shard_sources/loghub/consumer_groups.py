@@ -23,8 +23,8 @@ class ServiceConsumerGroup:
     Args:
         source: the logstore.
         name: the group's name.
-        stopped: True if the user confirms that its consumers have stopped. The service can name
-            holders of shards for some time after that.
+        stopped: True if the user confirms that its consumers have stopped. The service reports
+            them as holders of shards for some time afterwards.
     """
 
     def __init__(self, source: LogHub, name: str, *, stopped: bool) -> None:
@@ -56,8 +56,9 @@ class ServiceConsumerGroup:
         checkpoints = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
         busy_shards = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
         doubt = (
-            f"The log service names consumers of {shown(self._name)} that hold shards "
-            f"{', '.join(busy_shards)}, also after they were stopped: stop them, and add --stopped."
+            f"The log service reports consumers of {shown(self._name)} that hold shards "
+            f"{', '.join(busy_shards)}: stop them, and add --stopped. The service also reports "
+            "consumers that stopped recently."
         )
         return GroupProgress(
             cursors={

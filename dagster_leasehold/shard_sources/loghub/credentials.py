@@ -2,9 +2,9 @@
 
 The environment variables are `ALIBABA_CLOUD_ACCESS_KEY_ID`, `ALIBABA_CLOUD_ACCESS_KEY_SECRET` and,
 for temporary credentials, `ALIBABA_CLOUD_SECURITY_TOKEN`. They are read for every request.
-Credentials that are renewed come from an address: the option `credentials_uri`, or
-`ALIBABA_CLOUD_CREDENTIALS_URI`. It answers with the JSON of the STS API, as the metadata service
-of an ECS instance does for its RAM role.
+Credentials that are renewed come from the address in the option `credentials_uri` or in
+`ALIBABA_CLOUD_CREDENTIALS_URI`. It answers with the JSON of the STS API, like the metadata service
+of an ECS instance for its RAM role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
 TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"
 URI = "ALIBABA_CLOUD_CREDENTIALS_URI"
 RENEW_AFTER_S = 300.0
-"""Successive credentials overlap by far more. Their expiry is a wall clock's, so it is not used."""
+"""Successive credentials overlap by far more. Their expiry is not used: it needs a wall clock."""
 _TIMEOUT_S = (3.0, 5.0)
 
 
@@ -98,7 +98,7 @@ class CredentialsProvider:
         return key
 
     def renewed(self) -> bool:
-        """Return True if the address has new credentials, after the service refused the last."""
+        """Return True if the address has new credentials, after a refusal of the last ones."""
         with self._lock:
             before, self._fetched = self._fetched, None
         return before is not None and self.get_credentials() != before[1]

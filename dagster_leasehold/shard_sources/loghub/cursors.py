@@ -1,8 +1,8 @@
 """Cursors of a LogHub shard: the number of a LogGroup, and an index within the group.
 
 The service's cursor is the base64 text of a number. Here it is the number itself, so that cursors
-can be compared and read by people. The service cannot point into a LogGroup, so the cursor of any
-record but the group's first adds `.` and the record's index.
+can be compared and read by people. The service cannot point into a LogGroup, so for any record
+except the group's first the cursor adds `.` and the record's index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GroupCursor:
     """A position in a shard; positions have the order of the shard.
 
     Attributes:
-        group: the number in the service's cursor, of the next LogGroup.
+        group: the number of the next LogGroup, from the service's cursor.
         index: the number of records of that group before this position.
     """
 

@@ -1,7 +1,7 @@
 """Decompression with a limit: a payload of a few kilobytes must not become gigabytes in memory.
 
-A stream is expanded piece by piece until it ends or exceeds the limit. A block does not say where
-it ends, so its declared size is checked before memory is allocated.
+A stream is expanded piece by piece until it ends or exceeds the limit. A block must be expanded as
+a whole, so its declared size is checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def _lz4_block(data: bytes, size: int | None) -> bytes:
 
     if size is None or size < 0:
         raise PayloadDamaged(
-            f"An {Codec.LZ4_BLOCK} payload of {len(data)} bytes came without the size that it "
-            "expands to."
+            f"An {Codec.LZ4_BLOCK} payload of {len(data)} bytes came without its expanded size."
         )
     try:
         return block.decompress(data, uncompressed_size=size) if data or size else b""

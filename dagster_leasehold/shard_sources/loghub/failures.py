@@ -1,7 +1,7 @@
 """Refusals of the log service as errors of this project.
 
-Source: the error codes of the SLS API reference. Messages about credentials omit the service's own
-text, because it repeats them.
+Source: the error codes of the SLS API reference. Messages about credentials omit the service's
+text, because it contains the credentials.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServiceRefusal(Exception):
 
     Attributes:
         code: the service's error code.
-        status: the HTTP status; 200 where there was no response.
+        status: the HTTP status; 200 if there was no response.
         message: the service's text, which is not trusted.
     """
 

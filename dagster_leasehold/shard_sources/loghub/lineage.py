@@ -1,4 +1,4 @@
-"""The parents of shards, derived from hash ranges because the service lists none."""
+"""The parents of shards, derived from hash ranges because the service does not list them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
     """Return the shards in order of creation, each with its parents.
 
     Shards are numbered in order of creation, and each hash belongs to one shard at a time. So the
-    parents of a new shard are the shards that had its range before: one at a split, two at a
-    merge, none at first. Removed parents are not listed.
+    parents of a new shard are the previous shards of its range: one at a split, two at a merge,
+    none at first. Removed parents are not listed.
     """
     owners: list[tuple[str, str, int]] = []
     listing: list[ShardListing] = []

@@ -1,9 +1,9 @@
 """Exact ranges of a logstore's shards, from a service that sends whole LogGroups.
 
-The service's cursors number LogGroups one by one, so a pull of n groups should move the cursor by
-n. Each pull is checked for that. If it fails, either retention has removed some of the groups (the
-service silently continues with the rest), or the numbers have holes. Then groups are pulled one at
-a time, so that the cursor of each is known.
+The service's cursors number LogGroups one by one, so each pull of n groups must move the cursor by
+n. Otherwise either retention has removed some of the groups (the service silently continues with
+the rest), or the numbers have holes. Then groups are pulled one at a time, so that the cursor of
+each is known.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LogHubReader:
         yield from batches_of(range_.shard, self._range(range_.shard, start, end), add)
 
     def _range(self, shard: ShardId, start: GroupCursor, end: GroupCursor) -> Iterator[PlacedGroup]:
-        """Yield all groups with records of a range; raise CursorInvalid if it exceeds the log."""
+        """Yield the groups of a range; raise CursorInvalid if it exceeds the log."""
         if start >= end:
             # Nothing is read, but a position that the shard never had is still an error.
             self._check_within(shard, start.group)
@@ -153,7 +153,7 @@ class LogHubReader:
                 shard, lambda: self.client.pull(number, cursor, stop, count)
             )
         except CursorInvalid:
-            # The service gives one answer for removed records and for records that never existed.
+            # The service's answer is the same for removed and for non-existent records.
             self._check_within(shard, at)
             raise
 
@@ -162,13 +162,13 @@ class LogHubReader:
         try:
             return ask()
         except UnknownShard:
-            # The service gives one answer for removed shards and for shards that never existed.
+            # The service's answer is the same for removed and for non-existent shards.
             if self.removed(shard, self.client.shards()):
                 raise removed_error(shard) from None
             raise
 
     def _check_within(self, shard: ShardId, at: int) -> None:
-        """Check, after a read, that its position is in the shard, so that it skipped no record."""
+        """Check, after a read, that the position is in the shard, so that no record was lost."""
         begin, end = self._cursor(shard, Position.BEGIN), self._cursor(shard, Position.END)
         check_within(f"Shard {shard} of {self.options.logstore}", GroupCursor(at), begin, end)
 

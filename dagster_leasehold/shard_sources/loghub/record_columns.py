@@ -1,4 +1,4 @@
-"""LogGroups as records, in the columns that every source has."""
+"""LogGroups as records, in the columns of every source."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def add_logs(
 ) -> None:
     """Append records `[first, stop)` of a LogGroup.
 
-    `event_time` is the log's own time in microseconds; an attribute has its nanoseconds if they
-    are lost by that. Further attributes are the group's topic, source and tags, with the names
-    that the service's queries use.
+    `event_time` is the log's own time in microseconds; if that loses nanoseconds, an attribute has
+    them. Further attributes are the group's topic, source and tags, named as in the service's
+    queries.
     """
     logs = placed.group.Logs[first:stop]
     text = str(GroupCursor(placed.number))

@@ -28,7 +28,7 @@ from dagster_leasehold.shard_sources.source import (
 SOURCE_NAME = "loghub"
 SDK = "aliyun-log-python-sdk==0.9.52"
 INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
-"""Two steps, because the SDK requires an older protobuf than Dagster and Spark Connect allow."""
+"""Two steps, because the SDK requires an older protobuf than Dagster and Spark Connect do."""
 _AT_ONCE = 8
 
 
@@ -43,7 +43,7 @@ class LogHub(LogHubReader):
         """Return the bounds of shards: one request for all, and two for each in parallel."""
         if not shards:
             return {}
-        # The list is read first: a shard that it calls read-only had its last record before that.
+        # The list is read first: a shard listed as read-only already had its last record.
         listed = self.client.shards()
         read_only = {
             shard: None if self.removed(shard, listed) else self._read_only(shard, listed)
@@ -61,7 +61,7 @@ class LogHub(LogHubReader):
             return dict(zip(shards, pool.map(bounds, shards), strict=True))
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """Return the cursor at a position; a time means when the service received a LogGroup.
+        """Return the cursor at a position; a time is compared with the arrival of LogGroups.
 
         The service stores whole seconds, so a time within a second includes that whole second.
         """
@@ -102,7 +102,7 @@ class LogHub(LogHubReader):
             return positions.removed_plan(shard, start)
         first = GroupCursor.parse(shard, start)
         end, whole, records, bytes_ = first, 0, 0, 0
-        # With a known end, no empty page must be read to find it.
+        # With a known end, the plan does not have to read an empty page to find it.
         stop = self._end(shard).group
         if first.group >= stop:
             self._check_within(shard, first.group)
@@ -128,8 +128,8 @@ class LogHub(LogHubReader):
         return PlannedRange(str(end), records, last=self._is_last(shard, end))
 
     def _is_last(self, shard: ShardId, cursor: GroupCursor) -> bool:
-        # 1. The plan reads to the end; 2. a writer appends; 3. the shard is split. Only an end that
-        # is requested after the shard was listed as read-only is final.
+        # 1. The plan reads to the end. 2. A writer appends. 3. The shard is split. So an end is
+        # final only if it is requested after the shard is listed as read-only.
         return self._read_only(shard, self.client.shards()) and cursor >= self._end(shard)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.lag import Lags, StandingShards, lags_at, unread_times
+from dagster_leasehold.shard_sources.lag import Lags, StalledShards, lags_at, unread_times
 from tests.sources.world import START
 from tests.unit.sensors.streams import ScriptedSource
 
@@ -45,7 +45,7 @@ def test_without_the_source_every_age_is_unknown() -> None:
 
 def test_a_shard_s_stall_is_counted_from_the_first_measurement() -> None:
     now_s = 0.0
-    standing = StandingShards(lambda: now_s)
+    standing = StalledShards(lambda: now_s)
 
     def look(count: int | None, cursor: str | None) -> float | None:
         behind = {} if cursor is None else {ZERO: cursor}

@@ -111,7 +111,7 @@ def test_all_built_in_sources_can_be_named_without_their_libraries() -> None:
     [
         ("kafca", "no source 'kafca': installed are "),
         ("", "no source ''"),
-        ("odd", "is no SourceKind"),
+        ("odd", "is not a SourceKind"),
         ("broken", "'broken' cannot be loaded from"),
         ("line\nfeed", "no source"),
     ],
@@ -136,7 +136,7 @@ def test_a_missing_option_is_named() -> None:
     ("given", "says"),
     [
         ({}, "The option 'address' of the source 'mine' is missing."),
-        ({"address": "x", "adress": "y"}, "'adress' is no option of the source 'mine': did you"),
+        ({"address": "x", "adress": "y"}, "'adress' is not an option of the source 'mine': did you"),
         ({"address": "x", "zzz": "y"}, "use one of address, word."),
         ({"address": 3}, "The option 'address' of the source 'mine' is not valid:"),
         ({"address": ["hunter2"]}, "is not valid"),

@@ -88,7 +88,7 @@ def test_a_table_of_several_streams_gives_the_leases_of_one() -> None:
     (only,) = leases_of(rows, "app", "visits").values()
     assert only.stream == "111:visits:1701"
     assert only.shard == "shardId-000000000001"
-    with pytest.raises(UnknownGroup, match=r"those of: 111:orders:1700, 111:visits:1701\."):
+    with pytest.raises(UnknownGroup, match=r"leases of: 111:orders:1700, 111:visits:1701\."):
         leases_of(rows, "app", "clicks")
     with pytest.raises(UnknownGroup, match="no lease"):
         leases_of([], "app", "clicks")

@@ -84,7 +84,7 @@ def test_gzip_reads_zlib() -> None:
 
 @pytest.mark.parametrize("size", [None, -1])
 def test_a_block_needs_its_size(size: int | None) -> None:
-    with pytest.raises(PayloadDamaged, match="without the size"):
+    with pytest.raises(PayloadDamaged, match="without its expanded size"):
         decompress(compressed(TEXT, Codec.LZ4_BLOCK), Codec.LZ4_BLOCK, LIMIT, size=size)
 
 
