@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +116,4 @@ def wait_until_drained(
         remaining_s = until - clock()
         if draining.drained or not draining.paused or remaining_s <= 0:
             return draining
-        sleep(min(LOOK_EVERY_S, remaining_s))
+        sleep(min(POLL_S, remaining_s))

@@ -178,11 +178,11 @@ class Compacted:
 
     Attributes:
         until: earlier batches need no further compaction.
-        looked_until: earlier batches were examined, and can still be merged with later ones.
+        examined_until: earlier batches were examined, and can still be merged with later ones.
     """
 
     until: int = 0
-    looked_until: int = 0
+    examined_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

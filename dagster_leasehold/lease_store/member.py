@@ -54,7 +54,7 @@ PLANNER_SILENT_TIMEOUTS = 2.0
 """A node stops taking shards after this many timeouts without a tick of its planner."""
 PLANNER_LATE_TIMEOUTS = 0.5
 """A leaving node stops waiting for a plan after this part of a timeout without a tick."""
-PLANNER_LOOK_S = 2.0
+PLANNER_READ_S = 2.0
 """The interval between an agent's reads of the planner's mark, in seconds.
 
 It is less than half of the time between two ticks. So when the planner ticks again, all its nodes
@@ -117,9 +117,9 @@ class Member:
         self.followed = False
         self._observer = observer or str(settings.name)
         self._count = count
-        self._asked_at: float | None = None
+        self._checked_at: float | None = None
         self._observations = Observations(clock)
-        self._planner = PlannerWatch(clock, 2 * PLANNER_LOOK_S)
+        self._planner = PlannerWatch(clock, 2 * PLANNER_READ_S)
         self._first_rival: tuple[str, int] | None = None
         self._registered: Node | None = None
         self._stopping = threading.Event()
@@ -164,8 +164,8 @@ class Member:
 
     def beat_due(self) -> bool:
         """Return True if the beat would be late at the next call, after an equal interval."""
-        now, before = self.clock(), self._asked_at
-        self._asked_at = now
+        now, before = self.clock(), self._checked_at
+        self._checked_at = now
         if self.beaten_at is None or before is None:
             return True
         return (now - self.beaten_at) + (now - before) >= self.beat_s
@@ -399,8 +399,8 @@ class Member:
             self._registered, self.contested = None, False
             return ""
         except StoreError:
-            self._observations.lose_sight()
-            self._planner.lose_sight()
+            self._observations.record_failed_read()
+            self._planner.record_failed_read()
             raise
         self.timeout_s = pulse.group.timeout_s
         self.beat_s = self.timeout_s * BEAT_FRACTION_MAX
@@ -421,7 +421,7 @@ class Member:
         2. The node takes runs again, so its settings are the same as before step 1.
         3. If `_registered` still had the settings from before step 1, step 2 would send nothing.
         """
-        self._observations.see(pulse.nodes, pulse.group.timeout_s)
+        self._observations.record_nodes(pulse.nodes, pulse.group.timeout_s)
         self._watch_rival(pulse)
         check_member(pulse.group, pulse.nodes, self.settings)
         if not joins:
@@ -455,9 +455,9 @@ class Member:
             raise name_taken(self.key, rival.name)
         self.contested = rival.name not in self._observations.lapsed(pulse.group.timeout_s)
 
-    def see_planner(self, mark: str | None) -> None:
+    def record_planner_mark(self, mark: str | None) -> None:
         """Record the mark that the last tick of the node's planner left (`PlannerWatch.see`)."""
-        self._planner.see(mark)
+        self._planner.record_mark(mark)
 
     @property
     def planner_silent_s(self) -> float:
@@ -476,7 +476,7 @@ class Member:
         except UnknownGroup:
             return []
 
-    def hands_over(self) -> bool:
+    def has_shards_to_transfer(self) -> bool:
         """Return True while this node, which takes no runs, has shards that others will take.
 
         It is False if no other node takes runs, if no process plans, if the group is paused, or if

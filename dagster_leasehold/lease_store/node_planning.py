@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.store import LeaseStore
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 NODES_PER_SECOND = 60
 """The most nodes that check the group once a second; in a larger group each checks less often.
 
@@ -85,10 +85,10 @@ class NodePlanner:
             report = self._rebalancer.tick()
         except BaseException:
             # The duration of a failed check does not lengthen the pause.
-            self._next_s = self._clock() + LOOK_S
+            self._next_s = self._clock() + CHECK_S
             raise
         ended_s = self._clock()
-        pause_s = max(LOOK_S, len(report.snapshot.nodes) / NODES_PER_SECOND)
+        pause_s = max(CHECK_S, len(report.snapshot.nodes) / NODES_PER_SECOND)
         self._next_s = max(began_s + pause_s, ended_s + (ended_s - began_s) * PAUSE)
         return report
 

@@ -71,7 +71,7 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
     parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
     place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())
     engine = open_engine(parsed, statement_s=statement_s or READ_TIMEOUT_S)
-    patient = None
+    long_running = None
     if statement_s is None and sqlite_path(parsed) is None:
-        patient = partial(open_engine, parsed, statement_s=WHOLE_TABLE_S)
-    return Transactions(engine, place, patient=patient)
+        long_running = partial(open_engine, parsed, statement_s=WHOLE_TABLE_S)
+    return Transactions(engine, place, long_running=long_running)

@@ -56,21 +56,21 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
+def end_session(leader: ProcessIdentity, grace_s: float = 0.0) -> int:
     """End the remaining processes of a leader's session; return their number.
 
     A code server's runs belong to its session, and survive it when it is killed.
 
     Args:
         leader: of the session.
-        patience_s: the time between SIGTERM and SIGKILL, in seconds.
+        grace_s: the time between SIGTERM and SIGKILL, in seconds.
     """
     session = session_of(leader)
-    if patience_s:
+    if grace_s:
         for process in session:
             with suppress(psutil.Error):
                 process.terminate()
-        wait_for_end(session, patience_s)
+        wait_for_end(session, grace_s)
     killed = session_of(leader)
     for process in killed:
         with suppress(psutil.Error):

@@ -150,7 +150,7 @@ class PlanSteps:
         observer: the name of this process in the journal.
         steps: the failed steps, and when each is retried.
         notes: the notes of the current tick.
-        doubtful: collects the shards whose move came too late: their rows had changed.
+        stale_shards: collects the shards whose move came too late: their rows had changed.
     """
 
     store: LeaseStore
@@ -158,7 +158,7 @@ class PlanSteps:
     observer: str
     steps: FailingSteps
     notes: TickNotes
-    doubtful: set[ShardId]
+    stale_shards: set[ShardId]
 
     def carry_out(
         self, actions: Sequence[plans.Action], summary: str, *, late: Callable[[], bool]
@@ -300,9 +300,9 @@ class PlanSteps:
     def _outcomes(
         self, answers: Iterable[Mapping[ShardId, Changed | Stale]]
     ) -> dict[ShardId, Changed | Stale]:
-        """Merge answers by shard; add the shards whose move came too late to `doubtful`."""
+        """Merge answers by shard; add the shards whose move came too late to `stale_shards`."""
         outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
-        self.doubtful.update(
+        self.stale_shards.update(
             shard for shard, outcome in outcomes.items() if isinstance(outcome, Stale)
         )
         return outcomes
@@ -399,7 +399,7 @@ class Rebalancer:
         self._neighbour_only = neighbour_only
         self._members = {member.node: member for member in members}
         self._execution = PlanSteps(
-            store, key, observer, self._steps, self._notes, self._snapshots.doubtful
+            store, key, observer, self._steps, self._notes, self._snapshots.stale_shards
         )
 
     @property
@@ -430,7 +430,7 @@ class Rebalancer:
         self._notes.count("pulse")
         try:
             pulse = self._store.pulse(self._key, self._neighbour())
-            observations.see(pulse.nodes, pulse.group.timeout_s)
+            observations.record_nodes(pulse.nodes, pulse.group.timeout_s)
             if self._serving is not None:
                 self._serves = self._serving(pulse.nodes)
             moved = self._keep_alive(pulse, observations)
@@ -441,8 +441,8 @@ class Rebalancer:
             owned = self._owned_in(snapshot)
         except BaseException:
             # The store can have changed between the last read and the failure.
-            self._forget()
-            observations.lose_sight()
+            self._reset()
+            observations.record_failed_read()
             raise
         notes = self._notes
         return TickReport(
@@ -466,7 +466,7 @@ class Rebalancer:
         Raises:
             StoreError: at least one node could not leave; the others have left.
         """
-        self._forget()
+        self._reset()
         lines: list[str] = []
         failure: StoreError | None = None
         for name, member in self._members.items():
@@ -584,9 +584,9 @@ class Rebalancer:
         while True:
             snapshot, fresh = self._snapshots.at(generation)
             if fresh:
-                observations.see(snapshot.nodes, snapshot.group.timeout_s)
+                observations.record_nodes(snapshot.nodes, snapshot.group.timeout_s)
             planned = self._plan(snapshot, observations)
-            observations.see_transfers(planned.transfers)
+            observations.record_transfers(planned.transfers)
             # The first round runs even if a beat is due, so each tick makes progress.
             if rounds == ROUNDS_MAX or (rounds and self._late):
                 return snapshot, rounds, planned.plan
@@ -618,9 +618,9 @@ class Rebalancer:
             self._compare(snapshot, self._progress.rows.keys())
         return self._progress.rows
 
-    def _forget(self) -> None:
-        self._snapshots.forget()
-        self._progress.forget()
+    def _reset(self) -> None:
+        self._snapshots.reset()
+        self._progress.reset()
 
     def _compare(self, snapshot: Snapshot, shards: Collection[ShardId]) -> None:
         """Discard the snapshot if the served nodes' shards in it differ from the ones just read.
@@ -633,7 +633,7 @@ class Rebalancer:
         serves = frozenset(self._serves)
         expected = {row.shard for row in snapshot.shards if row.consumer_owner in serves}
         if expected != set(shards):
-            self._forget()
+            self._reset()
 
     @property
     def _late(self) -> bool:
@@ -674,7 +674,7 @@ class Rebalancer:
         except OutcomeUnknown as error:
             # The write can have taken effect, so the next plan starts from a new snapshot.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
-            self._forget()
+            self._reset()
             return True
 
     def _complete_due(self, planned: Planned, observations: Observations) -> bool:

@@ -115,7 +115,7 @@ class SchemaCheck:
             if before.newer or before.unsupported:
                 before.check(place)
                 return
-            with self._transactions.patient_engine() as engine:
+            with self._transactions.long_running_engine() as engine:
                 upgrade(engine)
         except SQLAlchemyError as error:
             raise self._transactions.translated(error) from error

@@ -67,7 +67,7 @@ class SnapshotMemory:
         count: called with the operation of each statement.
         rereads_above: a group with more shards than this is read as a whole from time to time;
             with None, no group is.
-        doubtful: shards whose last move came too late.
+        stale_shards: shards whose last move came too late.
         changed: the shards that have changed since the caller last cleared this; None for all.
     """
 
@@ -76,13 +76,13 @@ class SnapshotMemory:
     clock: Callable[[], float]
     count: Callable[[str], None]
     rereads_above: int | None
-    doubtful: set[ShardId] = field(default_factory=set[ShardId])
+    stale_shards: set[ShardId] = field(default_factory=set[ShardId])
     changed: set[ShardId] | None = None
     _snapshot: Snapshot | None = None
     _read_at: float = 0.0
     _whole_at: float = 0.0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discard the snapshot, so that the next call reads the whole group."""
         self._snapshot = None
 
@@ -108,7 +108,7 @@ class SnapshotMemory:
         if snapshot is None:
             snapshot = self._read(None)
             self.changed, self._whole_at = None, self.clock()
-        self.doubtful.clear()
+        self.stale_shards.clear()
         self._snapshot, self._read_at = snapshot, self.clock()
         return snapshot, True
 
@@ -130,7 +130,7 @@ class SnapshotMemory:
         now = self._read(before.group.generation)
         changed = {row.shard: row for row in now.shards}
         fallen = now.group.generation < before.group.generation
-        if fallen or not self.doubtful <= changed.keys():
+        if fallen or not self.stale_shards <= changed.keys():
             return None
         if self.changed is not None:
             self.changed |= changed.keys()
@@ -160,7 +160,7 @@ class ProgressMemory:
     _tail: JournalTail | None = None
     _whole_at: float = 0.0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Make the next read a full one: a failover can have reused the journal's numbers."""
         self._tail = None
 

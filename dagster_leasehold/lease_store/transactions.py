@@ -388,11 +388,11 @@ class Delay:
     """The delays of a failed transaction, in seconds.
 
     Attributes:
-        stood_s: the longest time between an answer and this process's next statement.
+        stalled_s: the longest time between an answer and this process's next statement.
         waited_s: the time that the last statement has waited for its answer; 0 if it was answered.
     """
 
-    stood_s: float
+    stalled_s: float
     waited_s: float
 
 
@@ -406,12 +406,12 @@ class Pace(local):
         """Start timing a new transaction."""
         self.sent_s: float | None = None
         self.answered_s: float | None = None
-        self.stood_s = 0.0
+        self.stalled_s = 0.0
 
     def send(self, now_s: float) -> None:
         """Record that a statement is sent, and how long the process stalled before it."""
         if self.answered_s is not None:
-            self.stood_s = max(self.stood_s, now_s - self.answered_s)
+            self.stalled_s = max(self.stalled_s, now_s - self.answered_s)
         self.sent_s, self.answered_s = now_s, None
 
     def answer(self, now_s: float) -> None:
@@ -421,16 +421,21 @@ class Pace(local):
     def delay(self, now_s: float) -> Delay:
         """Return the delays of this thread's transaction so far."""
         answered = self.sent_s is None or self.answered_s is not None
-        return Delay(self.stood_s, 0.0 if answered else now_s - (self.sent_s or 0.0))
+        return Delay(self.stalled_s, 0.0 if answered else now_s - (self.sent_s or 0.0))
 
 
 def refusal(
-    judged: database_errors.Verdict, error: Exception, place: str, delay: Delay, *, unsettled: bool
+    judgement: database_errors.Verdict,
+    error: Exception,
+    place: str,
+    delay: Delay,
+    *,
+    unsettled: bool,
 ) -> errors.StoreError:
     """Return the store's error for an error that ended a transaction.
 
     Args:
-        judged: the verdict on `error`.
+        judgement: the verdict on `error`.
         error: a database error, or a race that was lost in every attempt.
         place: the name of the database in messages, without secrets.
         delay: the transaction's delays.
@@ -441,14 +446,17 @@ def refusal(
             f"The disk that holds the lease store at {place} is full: make room there; "
             "nothing was changed."
         )
-    if unsettled or judged in (database_errors.Verdict.UNAVAILABLE, database_errors.Verdict.LOST):
+    if unsettled or judgement in (
+        database_errors.Verdict.UNAVAILABLE,
+        database_errors.Verdict.LOST,
+    ):
         return unavailable(place, delay, unsettled=unsettled)
-    if judged is database_errors.Verdict.RETRY:
+    if judgement is database_errors.Verdict.RETRY:
         return errors.StoreUnavailable(
             f"The lease store at {place} is too busy: other transactions held its rows "
             "through every attempt; nothing was changed, and trying again later is safe."
         )
-    if judged is database_errors.Verdict.READ_ONLY:
+    if judgement is database_errors.Verdict.READ_ONLY:
         return read_only(place)
     assert isinstance(error, DBAPIError)
     number = database_errors.error_number(error)
@@ -474,10 +482,10 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
             "or may not have happened. It is safe to try again."
         )
     safe = "nothing was changed, and trying again is safe"
-    if delay.stood_s >= IDLE_TRANSACTION_S:
+    if delay.stalled_s >= IDLE_TRANSACTION_S:
         return errors.StoreUnavailable(
             f"The lease store at {place} ended a transaction that had stalled for "
-            f"{delay.stood_s:.0f} s: this process was held up; {safe}."
+            f"{delay.stalled_s:.0f} s: this process was held up; {safe}."
         )
     if delay.waited_s >= READ_TIMEOUT_S:
         return errors.StoreUnavailable(
@@ -535,9 +543,9 @@ Mark = Callable[[Transaction], bool]
 class _Again(Exception):
     """An attempt failed, and another attempt can succeed."""
 
-    def __init__(self, judged: Verdict, error: Exception) -> None:
-        super().__init__(judged, error)
-        self.verdict = judged
+    def __init__(self, judgement: Verdict, error: Exception) -> None:
+        super().__init__(judgement, error)
+        self.verdict = judgement
         self.error = error
 
 
@@ -574,7 +582,7 @@ class Transactions:
         clock: monotonic seconds; limits the time of all attempts.
         jitter: returns a number in [0, 1) that spreads the attempts of processes that collided.
         new_id: returns a new id for each attempt.
-        patient: opens an engine whose statements can take minutes, for work on whole tables; None
+        long_running: opens an engine whose statements can take minutes, for work on whole tables; None
             if `engine` serves for that, too.
     """
 
@@ -587,7 +595,7 @@ class Transactions:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid4().hex,
-        patient: Callable[[], Engine] | None = None,
+        long_running: Callable[[], Engine] | None = None,
     ) -> None:
         self.engine = engine
         self.place = place
@@ -596,18 +604,18 @@ class Transactions:
         self._clock = clock
         self._jitter = jitter
         self._new_id = new_id
-        self._patient = patient
+        self._long_running = long_running
         self._pace = Pace()
         event.listen(engine, "before_cursor_execute", self._count)
         event.listen(engine, "after_cursor_execute", self._answered)
 
     @contextmanager
-    def patient_engine(self) -> Generator[Engine]:
+    def long_running_engine(self) -> Generator[Engine]:
         """Open an engine whose statements can take minutes, too long for a lease holder."""
-        if self._patient is None:
+        if self._long_running is None:
             yield self.engine
             return
-        engine = self._patient()
+        engine = self._long_running()
         try:
             yield engine
         finally:
@@ -686,16 +694,18 @@ class Transactions:
                 raise self._unavailable(attempts.unsettled) from error
             raise
         except (Raced, DBAPIError) as error:
-            judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
-            attempts.losses += judged is Verdict.LOST
-            doubtful = sent is not None and judged is Verdict.LOST
+            judgement = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
+            attempts.losses += judgement is Verdict.LOST
+            doubtful = sent is not None and judgement is Verdict.LOST
             attempts.unsettled = sent if doubtful else attempts.unsettled
             # After a COMMIT without a reply, one more attempt is made, however late it is.
             late = self._clock() - attempts.started_s > PATIENCE_S and not doubtful
-            hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or attempts.losses >= LOSSES_MAX
+            hopeless = (
+                judgement not in (Verdict.RETRY, Verdict.LOST) or attempts.losses >= LOSSES_MAX
+            )
             if late or hopeless:
-                raise self._refusal(judged, error, attempts.unsettled) from error
-            raise _Again(judged, error) from error
+                raise self._refusal(judgement, error, attempts.unsettled) from error
+            raise _Again(judgement, error) from error
 
     def translated(self, error: Exception) -> StoreError:
         """Convert a database error that was raised outside `read` and `write`."""
@@ -739,9 +749,9 @@ class Transactions:
     def _answered(self, *_: object) -> None:
         self._pace.answer(self._clock())
 
-    def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
+    def _refusal(self, judgement: Verdict, error: Exception, unsettled: object) -> StoreError:
         delay = self._pace.delay(self._clock())
-        return refusal(judged, error, self.place, delay, unsettled=unsettled is not None)
+        return refusal(judgement, error, self.place, delay, unsettled=unsettled is not None)
 
     def _unavailable(self, unsettled: object) -> StoreError:
         delay = self._pace.delay(self._clock())

@@ -25,7 +25,7 @@ class EventWindow:
             for late records; 0 for a missing shard.
         late: records of the window that were committed after it was first computed.
         rerun: True if late records wait for another computation.
-        made_at: when the output was computed; for people only.
+        computed_at: when the output was computed; for people only.
     """
 
     asset: str
@@ -39,7 +39,7 @@ class EventWindow:
     covered: Mapping[ShardId, int] = field(default_factory=dict[ShardId, int])
     late: int = 0
     rerun: bool = False
-    made_at: datetime | None = None
+    computed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

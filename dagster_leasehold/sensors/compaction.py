@@ -97,11 +97,11 @@ def worthwhile(
     for shard, node in keepers.items():
         if shard not in heads or node not in pauses:
             continue
-        looked_until = compacted.get(shard, Compacted()).looked_until
-        waiting = heads[shard].next_number - looked_until
+        examined_until = compacted.get(shard, Compacted()).examined_until
+        waiting = heads[shard].next_number - examined_until
         pause_s = PAUSE_OF_MANY_S if waiting >= MANY_BATCHES else PAUSE_S
         if waiting >= all_old.get(shard, BATCHES_MIN) and pauses[node] >= pause_s:
-            decisive = None if shard in all_old else looked_until + BATCHES_MIN - 1
+            decisive = None if shard in all_old else examined_until + BATCHES_MIN - 1
             by_node.setdefault(node, []).append(Candidate(shard, node, waiting, decisive))
     return [
         candidate

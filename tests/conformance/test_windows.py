@@ -29,7 +29,7 @@ def test_a_window_is_read_back_as_it_was_written(world: World) -> None:
         DataFile("2", 1, 1),
     )
     full = window(run="run-1", files=files, records=3, covered={X: 4, Y: 0}, late=2, rerun=True)
-    full = replace(full, made_at=NOON)
+    full = replace(full, computed_at=NOON)
     assert world.store.put_window(world.key, full) == Changed()
     assert world.store.windows(world.key) == [full]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.rules.cursors import is_before
-from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
+from dagster_leasehold.lease_store.rules.gap_policy import decide_gap, position_after_gap
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.starting_point import END
 from dagster_leasehold.lease_store.shard_rows import Tenure
@@ -43,13 +43,13 @@ class GapHandling:
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]
         policy = self.store.pulse(tenure.key).group.gap_policy
-        target = bounds.end if position_behind(policy) == END else bounds.begin
-        verdict = judged_gap(
+        target = bounds.end if position_after_gap(policy) == END else bounds.begin
+        verdict = decide_gap(
             start,
             policy=policy,
             # The first cursor of an empty shard can mean "before all records", although records
             # were removed.
-            behind=clamped(self.source, shard, start) if is_before(target, start) else target,
+            resumption=clamped(self.source, shard, start) if is_before(target, start) else target,
             accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
             contradiction=reason,
         )

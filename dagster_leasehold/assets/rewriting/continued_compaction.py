@@ -100,7 +100,7 @@ class ContinuedCompaction:
         columns = self.compactor.columns
         plan = next_merges(units, target_bytes=self.compactor.target_bytes, columns=columns)
         # The other units were counted with the previous portion.
-        new = [unit for unit in units if unit[0].sequence >= progress.looked_until]
+        new = [unit for unit in units if unit[0].sequence >= progress.examined_until]
         files = sum(len(batch.files) for unit in new for batch in unit)
         report = replace(
             report, files_before=report.files_before + files, files_after=report.files_after + files

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.cursors import in_order, is_before, place_of
-from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_behind
+from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_after
 from dagster_leasehold.lease_store.shard_summary import Expired
 from dagster_leasehold.lease_store.times import parse_time
 from dagster_leasehold.shard_sources.source import Position
@@ -80,7 +80,7 @@ class ReplaySpan:
 
     def first_number(self, ledger: Ledger) -> int:
         """Return the number of the first batch of a shard that can belong to the span."""
-        return number_behind(ledger, self.start) if isinstance(self.start, str) else 0
+        return number_after(ledger, self.start) if isinstance(self.start, str) else 0
 
     def select(self, units: Iterable[Unit]) -> list[Unit]:
         """Return the units with a batch in the span.

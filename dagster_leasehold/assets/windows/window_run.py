@@ -268,7 +268,7 @@ class _WindowBuild:
             records=sum(file.records for file in files),
             covered=covered,
             late=before.late if before else 0,
-            made_at=datetime.now(UTC),
+            computed_at=datetime.now(UTC),
         )
 
 

@@ -65,11 +65,11 @@ class Processor(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """The work on one shard; `again_from` is the earlier cursor that the processor returned."""
+    """The work on one shard; `rewind_cursor` is the earlier cursor that the processor returned."""
 
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
     processor: Processor | None = None
-    again_from: str | None = None
+    rewind_cursor: str | None = None
     failures: int = 0
     retry_at: float = -math.inf
 
@@ -251,7 +251,7 @@ class ProcessorWorker:
         """Take the next step of one shard; return True if it had work."""
         state = work.consumer.state
         if state is ConsumerState.STOPPING:
-            return self._wind_up(shard, work)
+            return self._shut_down(shard, work)
         if state is ConsumerState.STOP_COMPLETED or self._clock() < work.retry_at:
             return False
         try:
@@ -290,20 +290,20 @@ class ProcessorWorker:
     def _read(self, shard: ShardId, work: _Work) -> bool:
         """Pass the next records to the processor, and act on the cursor that it returns."""
         assert work.processor is not None
-        if work.again_from is not None:
-            return self._read_again(shard, work, work.processor, work.again_from)
+        if work.rewind_cursor is not None:
+            return self._read_again(shard, work, work.processor, work.rewind_cursor)
         batch = self._loop.next_batch(shard, self._records_max)
         if batch is not None:
             try:
-                again_from = work.processor.process(batch.records)
+                rewind_cursor = work.processor.process(batch.records)
             except BaseException:
                 self._loop.roll_back(batch)
                 raise
-            if again_from is None or batch.has_cursor(again_from):
-                self._loop.confirm(batch, again_from)
+            if rewind_cursor is None or batch.has_cursor(rewind_cursor):
+                self._loop.confirm(batch, rewind_cursor)
             else:
                 self._loop.roll_back(batch)
-                work.again_from = again_from
+                work.rewind_cursor = rewind_cursor
         over = self._loop.require(shard).over
         if over:
             with self._lock:
@@ -313,7 +313,7 @@ class ProcessorWorker:
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
         """Process records again, up to the confirmed checkpoint, which does not change."""
         done = self._loop.checked(shard).confirmed
-        work.again_from = None
+        work.rewind_cursor = None
         if start == done:
             return True
         try:
@@ -322,12 +322,12 @@ class ProcessorWorker:
             # All of these records were done before.
             _LOG.warning("Shard %s cannot go back: %s", shard, error)
             return True
-        work.again_from, records = start, fetched.records
-        again_from = processor.process(records) if records else done
-        work.again_from = records[-1].next_cursor if again_from is None else again_from
+        work.rewind_cursor, records = start, fetched.records
+        rewind_cursor = processor.process(records) if records else done
+        work.rewind_cursor = records[-1].next_cursor if rewind_cursor is None else rewind_cursor
         return True
 
-    def _wind_up(self, shard: ShardId, work: _Work) -> bool:
+    def _shut_down(self, shard: ShardId, work: _Work) -> bool:
         """Shut the processor down, save, and end the tenure; return False to retry."""
         processor, work.processor = work.processor, None
         if processor is not None:

@@ -37,7 +37,7 @@ from dagster_leasehold.lease_store.rules import starting_point
 from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
 from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
-from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
+from dagster_leasehold.lease_store.rules.gap_policy import decide_gap, position_after_gap
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
@@ -183,7 +183,7 @@ class PullLoop:
                     # The next owner has left the group: the shard stays here.
                     connection.leaving = False
                 elif shard in reported:
-                    self._give_way(shard, connection)
+                    self._release_unowned(shard, connection)
 
     def owned_shards(self) -> tuple[ShardId, ...]:
         """Return the shards that the member owns, as of the last beat."""
@@ -201,7 +201,7 @@ class PullLoop:
             self._owned = ()
             self._member.shutdown()
 
-    def _give_way(self, shard: ShardId, connection: Connection) -> None:
+    def _release_unowned(self, shard: ShardId, connection: Connection) -> None:
         """Release a shard that the member no longer owns: now, or once its batch is settled."""
         try:
             self._member.require(shard, connection.tenure)
@@ -426,12 +426,12 @@ class PullLoop:
         """
         member, feed = self._member, self._feed
         policy = member.group.gap_policy
-        behind = feed.cursor_at(shard, position_behind(policy))
+        remaining = feed.cursor_at(shard, position_after_gap(policy))
         holds = policy is GapPolicy.HOLD
-        verdict = judged_gap(
+        verdict = decide_gap(
             cursor,
             policy=policy,
-            behind=feed.clamp(shard, cursor) if is_before(behind, cursor) else behind,
+            resumption=feed.clamp(shard, cursor) if is_before(remaining, cursor) else remaining,
             accepted_end=member.accepted_gap_end(shard, cursor) if holds else None,
             contradiction=f"Shard {shard} begins at {shown(cursor)}, but cannot be read there.",
         )

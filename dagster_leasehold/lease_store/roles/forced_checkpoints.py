@@ -161,10 +161,10 @@ def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
         rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)
     lowered = {"committed_until": numbers.start}
     rows.change(LedgerCounters, lowered, shard=shard, committed_until=Above(numbers.start))
-    look_again(rows, shard, numbers.start)
+    reset_folding(rows, shard, numbers.start)
 
 
-def look_again(rows: Rows, shard: ShardId, sequence: int) -> None:
+def reset_folding(rows: Rows, shard: ShardId, sequence: int) -> None:
     """Mark ledger rows from a number on as changed, so that they are examined for folding again."""
     changes = {"folded_until": sequence, "version": Plus(1)}
     rows.change(ShardSummary, changes, shard=shard, folded_until=Above(sequence))

@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.stored_rows import Above, given
 
 THROUGHPUT_BATCHES = 32
-SHARDS_PER_LOOK = 100
+SHARDS_PER_READ = 100
 
 
 class Ledger(Operations):
@@ -47,7 +47,7 @@ class Ledger(Operations):
         if shards is None:
             shards = self._listing("heads", key, lambda rows: rows.values(ShardLease, "shard"))
         heads: dict[ShardId, LedgerHead] = {}
-        for part in chunks(sorted(shards), SHARDS_PER_LOOK):
+        for part in chunks(sorted(shards), SHARDS_PER_READ):
 
             def work(rows: Rows, part: Collection[ShardId] = part) -> Iterator[LedgerHead]:
                 return rows.heads(part)
@@ -107,7 +107,7 @@ class Ledger(Operations):
             if head.next_number or head.intent is not None
         }
         sums: list[Throughput] = []
-        for part in chunks(sorted(newest), SHARDS_PER_LOOK):
+        for part in chunks(sorted(newest), SHARDS_PER_READ):
             since = {shard: newest[shard] - window + 1 for shard in part}
             sums += self._listing(
                 "throughput", key, lambda rows, since=since: rows.throughput(since)

@@ -228,14 +228,14 @@ class Locks(Operations):
     def _release(
         self, name: str, kind: type[Lock], lock: DeliveryClaim | PublishLock
     ) -> Settled | LockOver:
-        earlier_try = False
+        earlier_attempt = False
 
         def work(rows: Rows) -> Settled | LockOver:
-            nonlocal earlier_try
+            nonlocal earlier_attempt
             if held_lock(rows, kind, lock) is None:
                 # An epoch is used once, so an earlier try of this call released it.
-                return rows.abandon(Settled() if earlier_try else LockOver())
-            earlier_try = True
+                return rows.abandon(Settled() if earlier_attempt else LockOver())
+            earlier_attempt = True
             rows.change(kind, {"node": None, "incarnation": ""}, epoch=lock.epoch)
             return Settled()
 

@@ -79,7 +79,7 @@ BACKLOG_BATCHES = 2_000
 CHANGES_PER_PUBLICATION = 200
 LAG_BATCHES = 1_000
 """The most unpublished batches of a shard that are counted."""
-SHARDS_PER_LOOK = 10_000
+SHARDS_PER_READ = 10_000
 """The most shards whose unpublished batches are read at once."""
 _SHARDS_PER_STATEMENT = 100
 
@@ -157,7 +157,7 @@ class Publications(Locks):
         `limit` bounds the batches of all shards together, and each shard gets a share; the
         shards with the most batches come first.
         """
-        places = self._waiting(key, min(limit, SHARDS_PER_LOOK))
+        places = self._waiting(key, min(limit, SHARDS_PER_READ))
         share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)
         batches: dict[ShardId, list[Batch]] = {}
         for part in chunks(sorted(places), _SHARDS_PER_STATEMENT):
@@ -207,7 +207,7 @@ class Publications(Locks):
 
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:
         """Return the unpublished output by shard; a bounded number of batches is counted."""
-        places = self._waiting(key, SHARDS_PER_LOOK)
+        places = self._waiting(key, SHARDS_PER_READ)
         lags: list[ShardLag] = []
         for part in chunks(sorted(places), _SHARDS_PER_STATEMENT):
             spans = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}

@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
-from dagster_leasehold.lease_store.roles.forced_checkpoints import look_again
+from dagster_leasehold.lease_store.roles.forced_checkpoints import reset_folding
 from dagster_leasehold.lease_store.roles.operations import (
     Operations,
     Rows,
@@ -59,16 +59,16 @@ class Rewrites(Operations):
 
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
         """Release the claim of `run`; `Stale` if it is over."""
-        earlier_try = False
+        earlier_attempt = False
 
         def work(rows: Rows) -> Changed | Stale:
-            nonlocal earlier_try
+            nonlocal earlier_attempt
             claim = _last_claim(rows, shard)
             if claim is None or claim.run != run:
                 # A run's name is used once, so an earlier attempt at this call released the claim.
-                ended = earlier_try and claim is not None and not claim.run
+                ended = earlier_attempt and claim is not None and not claim.run
                 return rows.abandon(Changed((shard,)) if ended else Stale())
-            earlier_try = True
+            earlier_attempt = True
             rows.write(replace(claim, run=""))
             return Changed((shard,))
 
@@ -111,7 +111,7 @@ class Rewrites(Operations):
             if replacements:
                 rows.write(*replacements, state=BatchState.COMMITTED)
                 rows.change(LedgerCounters, {"version": Plus(1)}, shard=shard)
-                look_again(rows, shard, min(before))
+                reset_folding(rows, shard, min(before))
             rows.journal([rewrite_note(shard, run, reason)], run)
             return Changed((shard,))
 
@@ -134,7 +134,7 @@ class Rewrites(Operations):
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
         """Return how far each shard is compacted, in one statement."""
         claims = self._listing("compacted", key, lambda rows: rows.select(RewriteClaim))
-        return {claim.shard: claim.compacted for claim in claims if claim.compacted.looked_until}
+        return {claim.shard: claim.compacted for claim in claims if claim.compacted.examined_until}
 
 
 def _last_claim(rows: Rows, shard: ShardId) -> RewriteClaim | None:

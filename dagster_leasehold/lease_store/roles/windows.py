@@ -82,16 +82,16 @@ class Windows(Operations):
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
         """End an attempt whose files are not needed; `Stale` if it is not in progress."""
-        earlier_try = False
+        earlier_attempt = False
 
         def work(rows: Rows) -> Changed | Stale:
-            nonlocal earlier_try
+            nonlocal earlier_attempt
             rows.group()
             if _freed(rows, attempt):
-                earlier_try = True
+                earlier_attempt = True
                 return Changed()
             # A name is used once, so an earlier call ended the attempt, and its reply was lost.
-            return rows.abandon(Changed() if earlier_try else Stale())
+            return rows.abandon(Changed() if earlier_attempt else Stale())
 
         return self._writing("end_window", key, work)
 

@@ -216,13 +216,13 @@ class Holdings:
         returning: shards in transfer to a node that takes no runs; they return to their holder,
             and are in its `own`, too.
         free: shards without a live owner, to be claimed.
-        homeless: shards of live nodes that take no runs, to be transferred.
+        outgoing: shards of live nodes that take no runs, to be transferred.
     """
 
     own: dict[NodeName, list[ShardLease]]
     returning: list[ShardLease]
     free: list[ShardLease]
-    homeless: list[ShardLease]
+    outgoing: list[ShardLease]
 
 
 def holdings_of(
@@ -241,7 +241,7 @@ def holdings_of(
             holdings.returning.append(lease)
             holdings.own[holder].append(lease)
         elif owner in live:
-            holdings.homeless.append(lease)
+            holdings.outgoing.append(lease)
         else:
             holdings.free.append(lease)
     return holdings

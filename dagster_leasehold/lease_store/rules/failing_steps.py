@@ -25,8 +25,8 @@ SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
 """The most calls that search the failing items of a step for many items."""
-_AWAY = (errors.StoreError, errors.SourceUnavailable)
-_AWAY_MAX = 3
+_UNAVAILABLE = (errors.StoreError, errors.SourceUnavailable)
+_UNAVAILABLE_MAX = 3
 """A service that cannot be reached fails for all items and for both halves."""
 _DOUBLINGS_MAX = 32
 
@@ -192,7 +192,7 @@ class FailingSteps:
             StoreError, SourceUnavailable: neither all nor their halves could be reached.
         """
         due = [(step, item) for step, item in items.items() if not self.wait_s(step)]
-        parts, answers, away = [due] if due else [], list[Answer](), 0
+        parts, answers, unavailable = [due] if due else [], list[Answer](), 0
         for _ in range(CALLS_MAX):
             if not parts:
                 break
@@ -202,8 +202,8 @@ class FailingSteps:
             except raises:
                 raise
             except Exception as error:
-                away = away + 1 if isinstance(error, _AWAY) else 0
-                if away and (away == _AWAY_MAX or len(due) == 1):
+                unavailable = unavailable + 1 if isinstance(error, _UNAVAILABLE) else 0
+                if unavailable and (unavailable == _UNAVAILABLE_MAX or len(due) == 1):
                     raise
                 if len(part) == 1:
                     self.note(part[0][0], error)
@@ -211,7 +211,7 @@ class FailingSteps:
                     middle = len(part) // 2
                     parts += [part[:middle], part[middle:]]
                 continue
-            away = 0
+            unavailable = 0
             for step, _ in part if self._failures else ():
                 self._failures.pop(step, None)
         if left := sum(len(part) for part in parts):

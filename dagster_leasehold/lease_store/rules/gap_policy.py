@@ -31,33 +31,33 @@ class GapVerdict:
     passes: bool
 
 
-def position_behind(policy: GapPolicy) -> str:
+def position_after_gap(policy: GapPolicy) -> str:
     """Return where a shard continues after a gap: at `begin` or `end` of the remaining records."""
     return END if policy is GapPolicy.END else BEGIN
 
 
-def judged_gap(
-    start: str, *, policy: GapPolicy, behind: str, accepted_end: str | None, contradiction: str
+def decide_gap(
+    start: str, *, policy: GapPolicy, resumption: str, accepted_end: str | None, contradiction: str
 ) -> GapVerdict:
     """Decide about removed records from `start` on.
 
     Args:
         start: the shard's checkpoint.
         policy: the group's.
-        behind: the cursor at `position_behind`.
+        resumption: the cursor at `position_after_gap`.
         accepted_end: the end of the accepted gap at `start`, if any.
         contradiction: the message if the log contradicts itself.
 
     Raises:
         CursorExpired: the log contradicts itself: it begins at the removed cursor.
     """
-    if behind == start:
+    if resumption == start:
         raise CursorExpired(contradiction)
     if policy is not GapPolicy.HOLD:
-        return GapVerdict(behind, passes=True)
+        return GapVerdict(resumption, passes=True)
     if accepted_end is not None:
         return GapVerdict(accepted_end, passes=True)
-    return GapVerdict(behind, passes=False)
+    return GapVerdict(resumption, passes=False)
 
 
 @dataclass(frozen=True, slots=True)

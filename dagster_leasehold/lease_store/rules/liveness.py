@@ -36,7 +36,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 Clock = Callable[[], float]
 """Seconds since some moment of the past; it never steps back."""
 REMEMBERED_TRANSFERS_MAX = 256
-LOOK_FRACTION = 0.6
+COUNTABLE_FRACTION = 0.6
 """The most of an interval between two reads that counts as silence, as a part of T.
 
 It is less than two thirds. So a node that beats every third of T, and beat in time before its
@@ -115,7 +115,7 @@ def steady_clock() -> float:
     return time.clock_gettime(clock)
 
 
-class Looks:
+class ObservedTime:
     """The reads of one observer, and how much of the time between two reads counts as silence.
 
     After a failed read, the time until the next read does not count. Any other interval counts up
@@ -127,7 +127,7 @@ class Looks:
         self._blind = False
         self.last = clock()
 
-    def lose_sight(self) -> None:
+    def record_failed_read(self) -> None:
         """Record a failed read."""
         self._blind = True
 
@@ -139,29 +139,29 @@ class Looks:
         """
         now = self._clock()
         interval_s = now - self.last
-        left_out_s = self._left_out_s(interval_s, countable_s)
+        excluded_s = self._excluded_s(interval_s, countable_s)
         self.last, self._blind = now, False
-        return max(interval_s - left_out_s, 0.0), left_out_s
+        return max(interval_s - excluded_s, 0.0), excluded_s
 
-    def _left_out_s(self, interval_s: float, countable_s: float) -> float:
+    def _excluded_s(self, interval_s: float, countable_s: float) -> float:
         if not self._blind:
             return max(interval_s - countable_s, 0.0)
         return interval_s if interval_s <= countable_s else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _Observation:
     """The value of a counter, its incarnation, and the time when it was first seen."""
 
     value: int
     since: float
     incarnation: str = ""
 
-    def begun_later(self, seconds: float, now: float) -> _Sight:
+    def with_later_start(self, seconds: float, now: float) -> _Observation:
         """Return the same sight with a start some seconds later, at most `now`."""
         return replace(self, since=min(self.since + seconds, now))
 
-    def or_earlier(self, before: _Sight | None) -> _Sight:
+    def or_earlier(self, before: _Observation | None) -> _Observation:
         """Return `before` if it has the same value and incarnation; otherwise this one."""
         if before is None or before.value != self.value or before.incarnation != self.incarnation:
             return self
@@ -173,13 +173,13 @@ class Observations:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._nodes: dict[NodeName, _Sight] = {}
-        self._transfers: dict[ShardId, _Sight] = {}
-        self._looks = Looks(clock)
+        self._nodes: dict[NodeName, _Observation] = {}
+        self._transfers: dict[ShardId, _Observation] = {}
+        self._observed_time = ObservedTime(clock)
 
-    def lose_sight(self) -> None:
+    def record_failed_read(self) -> None:
         """Record a failed read; the time until the next read does not count."""
-        self._looks.lose_sight()
+        self._observed_time.record_failed_read()
 
     def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
         """Record the group's nodes as just read; drop nodes that are no longer members.
@@ -187,32 +187,35 @@ class Observations:
         A new node, counter value or incarnation starts its count at 0. `timeout_s` is the group's
         T.
         """
-        _, left_out_s = self._looks.look(timeout_s * LOOK_FRACTION)
-        now = self._looks.last
-        self._leave_out(left_out_s, now)
+        _, excluded_s = self._observed_time.look(timeout_s * COUNTABLE_FRACTION)
+        now = self._observed_time.last
+        self._shorten_counts(excluded_s, now)
         self._nodes = {
-            node.name: _Sight(node.lease_id, now, node.incarnation).or_earlier(
+            node.name: _Observation(node.lease_id, now, node.incarnation).or_earlier(
                 self._nodes.get(node.name)
             )
             for node in nodes
             if node.member
         }
 
-    def _leave_out(self, seconds: float, now: float) -> None:
+    def _shorten_counts(self, seconds: float, now: float) -> None:
         """Shorten all counts by some seconds, at most to 0."""
         if seconds > 0:
             self._nodes = {
-                name: sight.begun_later(seconds, now) for name, sight in self._nodes.items()
+                name: sight.with_later_start(seconds, now) for name, sight in self._nodes.items()
             }
             self._transfers = {
-                name: sight.begun_later(seconds, now) for name, sight in self._transfers.items()
+                name: sight.with_later_start(seconds, now)
+                for name, sight in self._transfers.items()
             }
 
-    def see_transfers(self, shards: Iterable[ShardLease]) -> None:
+    def record_transfers(self, shards: Iterable[ShardLease]) -> None:
         """Record the shards in transfer; drop the others."""
         now = self._clock()
         self._transfers = {
-            lease.shard: _Sight(lease.lease_id, now).or_earlier(self._transfers.get(lease.shard))
+            lease.shard: _Observation(lease.lease_id, now).or_earlier(
+                self._transfers.get(lease.shard)
+            )
             for lease in shards
             if lease.state is ShardState.TRANSFER
         }
@@ -242,7 +245,7 @@ class Observations:
         The time since the last read is left out. The text also has the JSON values in `further`,
         for `parse_memory`. If there are many transfers, it has only the longest.
         """
-        at = self._looks.last
+        at = self._observed_time.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
         return json.dumps(
             {
@@ -273,10 +276,10 @@ class Observations:
                 name = NodeName(node)
             except InvalidIdentifier:
                 continue
-            observations._nodes[name] = _Sight(value, now - unchanged_s, incarnation)
+            observations._nodes[name] = _Observation(value, now - unchanged_s, incarnation)
         for shard, value, unchanged_s, _ in entries(text, "transfers"):
             try:
-                observations._transfers[ShardId(shard)] = _Sight(value, now - unchanged_s)
+                observations._transfers[ShardId(shard)] = _Observation(value, now - unchanged_s)
             except InvalidIdentifier:
                 continue
         return observations
@@ -292,13 +295,13 @@ class PlannerWatch:
 
     Args:
         clock: monotonic seconds.
-        look_max_s: the most of the time between two reads that counts, in seconds: an agent that
+        interval_max_s: the most of the time between two reads that counts, in seconds: an agent that
             was frozen with its machine could not read new marks.
     """
 
-    def __init__(self, clock: Clock, look_max_s: float) -> None:
-        self._look_max_s = look_max_s
-        self._looks = Looks(clock)
+    def __init__(self, clock: Clock, interval_max_s: float) -> None:
+        self._interval_max_s = interval_max_s
+        self._observed_time = ObservedTime(clock)
         self._mark: str | None = None
         self._unchanged_s = 0.0
         self._unanswered_s = 0.0
@@ -308,9 +311,9 @@ class PlannerWatch:
         """The planner's silence in seconds, at least."""
         return max(self._unchanged_s, self._unanswered_s)
 
-    def lose_sight(self) -> None:
+    def record_failed_read(self) -> None:
         """Record that the lease store does not answer, since no planner can tick without it."""
-        self._looks.lose_sight()
+        self._observed_time.record_failed_read()
 
     def see(self, mark: str | None) -> None:
         """Record the mark of the planner's last tick.
@@ -318,7 +321,7 @@ class PlannerWatch:
         It is empty if the planner never wrote one, which does not count as silence. It is None if
         it could not be read.
         """
-        passed_s, _ = self._looks.look(self._look_max_s)
+        passed_s, _ = self._observed_time.look(self._interval_max_s)
         if mark is None:
             self._unanswered_s += passed_s
             return

@@ -93,7 +93,7 @@ def moves_lower_bound(counts: Mapping[NodeName, int], shards: int, cap: int | No
 
 def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     """Plan floor or ceil of the average for each node that takes runs, with the fewest moves."""
-    shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
+    shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.outgoing)
     counts = {node: len(leases) for node, leases in holdings.own.items()}
     quotas = balanced_quotas(counts, shards, group.node_cap)
     staying, leaving = _surplus(holdings, quotas)
@@ -105,7 +105,7 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
         moves.place(lease, node)
     for lease in holdings.free:
         moves.place(lease, None)
-    for lease in holdings.homeless:
+    for lease in holdings.outgoing:
         moves.place(lease, lease.lease_owner)
     returning = {lease.shard for lease in holdings.returning}
     for node, lease in leaving:
@@ -276,11 +276,9 @@ def _proof(
                 f"{counts[node] - moves.counts[node]} must move"
             )
     if holdings.free:
-        lines.append(f"{_counted(len(holdings.free), 'unassigned shard')} must be claimed")
-    if holdings.homeless:
-        lines.append(
-            f"{_counted(len(holdings.homeless), 'shard')} of nodes that take no runs must move"
-        )
+        lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
+    if holdings.outgoing:
+        lines.append(f"{len(holdings.outgoing)} are held by nodes that take no runs: each must go")
     if holdings.returning:
         lines.append(
             f"{_counted(len(holdings.returning), 'transfer')} to nodes that take no runs must end"
@@ -471,7 +469,7 @@ def plan_weighted(
     """Return the moves that level the load; `weights` has every shard of `holdings`."""
     before = _loads(holdings, weights)
     levelling = _Levelling(holdings, weights, group.node_cap)
-    levelling.place([*holdings.free, *holdings.homeless])
+    levelling.place([*holdings.free, *holdings.outgoing])
     levelling.shed()
     levelling.level()
     actions: list[plans.Action] = []
@@ -488,7 +486,7 @@ def plan_weighted(
             action = _action(lease, owner, target, weights[lease.shard], load)
             actions += [action] if action else []
     ranked = sorted(levelling.shares.values(), key=lambda share: rank_key(share.node))
-    needed = len(holdings.free) + len(holdings.homeless) + len(holdings.returning) - len(unassigned)
+    needed = len(holdings.free) + len(holdings.outgoing) + len(holdings.returning) - len(unassigned)
     return plans.Plan(
         generation=group.generation,
         actions=tuple(actions),
@@ -514,7 +512,7 @@ def _loads(holdings: plans.Holdings, weights: Mapping[ShardId, float]) -> dict[N
 def _owned(holdings: plans.Holdings) -> list[tuple[ShardLease, NodeName | None]]:
     """Pair every shard with its owner, sorted by shard; the owner of a free shard is None."""
     pairs: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
-    pairs += [(lease, lease.lease_owner) for lease in holdings.homeless]
+    pairs += [(lease, lease.lease_owner) for lease in holdings.outgoing]
     for leases in holdings.own.values():
         pairs += [(lease, lease.lease_owner) for lease in leases]
     return sorted(pairs, key=lambda pair: rank_key(pair[0].shard))

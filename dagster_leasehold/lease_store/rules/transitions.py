@@ -120,7 +120,7 @@ def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
     begun = _edge(shard, after, reason, closes=False)
     if shard.consumer_run:
         return begun
-    return begun.then(_handed_over(begun.after, "the holder had no run open"))
+    return begun.then(_transferred(begun.after, "the holder had no run open"))
 
 
 def transfer_cancelled(shard: ShardLease, reason: str) -> Step | None:
@@ -135,10 +135,10 @@ def transfer_completed(shard: ShardLease, reason: str) -> Step | None:
     """Edge 6 to the next node; an open tenure is fenced."""
     if shard.state is not ShardState.TRANSFER:
         return None
-    return _handed_over(shard, reason)
+    return _transferred(shard, reason)
 
 
-def _handed_over(shard: ShardLease, reason: str) -> Step:
+def _transferred(shard: ShardLease, reason: str) -> Step:
     after = _with_owner(shard, ShardState.ALREADY_ALLOC, shard.lease_owner)
     return _edge(shard, after, reason, closes=True)
 
@@ -237,7 +237,7 @@ def closed(
 def _closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Step:
     if shard.state is ShardState.TRANSFER:
         if shard.lease_owner in members:
-            return _handed_over(shard, reason)
+            return _transferred(shard, reason)
         back = _with_owner(shard, ShardState.ALREADY_ALLOC, shard.consumer_owner)
         return _edge(shard, back, reason, closes=True)
     after = replace(shard, consumer_run="", handoff_eta_s=None)

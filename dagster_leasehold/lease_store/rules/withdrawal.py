@@ -52,7 +52,7 @@ def first_withdrawn(
             f"{shown(begin)}: earlier output has expired, and would be committed a second time "
             f"from {shown(cursor)} on. Set the checkpoint to {shown(begin)} or later."
         )
-    border = first_behind(ledger, cursor)
+    border = first_after(ledger, cursor)
     if border is None:
         return None
     if is_before(border.start, cursor):
@@ -65,26 +65,26 @@ def first_withdrawn(
     return border
 
 
-def number_behind(ledger: Ledger, cursor: str) -> int:
+def number_after(ledger: Ledger, cursor: str) -> int:
     """Return the number of the first batch after a cursor, or the end of all numbers."""
-    border = first_behind(ledger, cursor)
+    border = first_after(ledger, cursor)
     return NUMBERS_END if border is None else border.sequence
 
 
-def first_behind(ledger: Ledger, cursor: str) -> Batch | None:
+def first_after(ledger: Ledger, cursor: str) -> Batch | None:
     """Return the first batch that ends after a cursor, or starts at it, as an empty one can."""
 
-    def behind(batch: Batch) -> bool:
+    def follows(batch: Batch) -> bool:
         return batch.start == cursor or is_before(cursor, batch.end)
 
     first, last = first_since(ledger, 0), last_before(ledger)
-    if first is None or last is None or not behind(last):
+    if first is None or last is None or not follows(last):
         return None
     low, border = first.sequence, last
     while low < border.sequence:
         middle = (low + border.sequence) // 2
         candidate = last_before(ledger, middle + 1)
-        if candidate is not None and candidate.sequence >= low and behind(candidate):
+        if candidate is not None and candidate.sequence >= low and follows(candidate):
             border = candidate
         else:
             low = middle + 1

@@ -52,13 +52,13 @@ REASON_LENGTH_MAX = 1_000
 _NAMES_KEPT = 8_192
 
 Row = Mapping[Any, Any]
-Ways = Mapping[str, Callable[[Any], Any]]
+Conversions = Mapping[str, Callable[[Any], Any]]
 Value = TypeVar("Value")
 
 
-def optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def optional(conversion: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a conversion that keeps None."""
-    return lambda stored: None if stored is None else way(stored)
+    return lambda stored: None if stored is None else conversion(stored)
 
 
 def loaded(name: str, stored: str | None) -> Any:
@@ -106,8 +106,8 @@ class Columns(Generic[Value]):
         key: tuple[str, ...] = (),
         without: tuple[str, ...] = (),
         named: Mapping[str, str] | None = None,
-        reads: Ways | None = None,
-        writes: Ways | None = None,
+        reads: Conversions | None = None,
+        writes: Conversions | None = None,
         parts: Mapping[str, Columns[Any]] | None = None,
         absent: Mapping[str, Any] | None = None,
     ) -> None:
@@ -126,8 +126,8 @@ class Columns(Generic[Value]):
         self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
         self.key_names = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
         self._names = columns
-        self._ways = {name: way for name, _, way in self._writes}
-        self._ways_in = {name: way for name, _, way in self._reads}
+        self._writers = {name: conversion for name, _, conversion in self._writes}
+        self._readers = {name: conversion for name, _, conversion in self._reads}
         own = (column for _, column, _ in self._reads)
         of_parts = (name for part in self._parts.values() for name in part.names)
         self.names = list(dict.fromkeys([*own, *of_parts]))
@@ -139,8 +139,8 @@ class Columns(Generic[Value]):
 
     def read(self, row: Row, **given: Any) -> Value:
         """Return the value of a row."""
-        for name, column, way in self._reads:
-            given[name] = row[column] if way is None else way(row[column])
+        for name, column, conversion in self._reads:
+            given[name] = row[column] if conversion is None else conversion(row[column])
         for name, part in self._parts.items():
             missing = part._marker is not None and row[part._marker] is None
             given[name] = None if missing else part.read(row)
@@ -151,13 +151,18 @@ class Columns(Generic[Value]):
 
         A group can have a hundred thousand rows, so they are read by position, not by name.
         """
-        kind, ways = self._kind, [way for _, _, way in self._reads]
+        kind, conversions = self._kind, [conversion for _, _, conversion in self._reads]
         if not self._by_place:
             yield from (self.read(dict(zip(self.names, row, strict=False))) for row in rows)
             return
         for row in rows:
-            pairs = zip(ways, row, strict=False)
-            yield kind(*[stored if way is None else way(stored) for way, stored in pairs])
+            pairs = zip(conversions, row, strict=False)
+            yield kind(
+                *[
+                    stored if conversion is None else conversion(stored)
+                    for conversion, stored in pairs
+                ]
+            )
 
     def values(self, value: Value) -> dict[str, Any]:
         """Return the columns of a value without its key."""
@@ -172,10 +177,10 @@ class Columns(Generic[Value]):
         return {name: self.bound(name, getattr(value, name)) for name in self.order}
 
     def _all(self, value: Value) -> Iterable[tuple[str, Any]]:
-        for name, column, way in self._writes:
+        for name, column, conversion in self._writes:
             each = getattr(value, name)
-            if way is not None:
-                each = way(each)
+            if conversion is not None:
+                each = conversion(each)
             elif isinstance(each, Enum):
                 each = each.value
             yield column, each
@@ -185,8 +190,8 @@ class Columns(Generic[Value]):
 
     def field(self, name: str, stored: Any) -> Any:
         """Return the value of a field from its column's content."""
-        way = self._ways_in.get(name)
-        return stored if way is None else way(stored)
+        conversion = self._readers.get(name)
+        return stored if conversion is None else conversion(stored)
 
     def column(self, name: str) -> sa.Column[Any]:
         """Return the column of a field."""
@@ -194,8 +199,10 @@ class Columns(Generic[Value]):
 
     def bound(self, name: str, value: Any) -> Any:
         """Return the content of a field's column."""
-        way = self._ways.get(name)
-        return way(value) if way else value.value if isinstance(value, Enum) else value
+        conversion = self._writers.get(name)
+        return (
+            conversion(value) if conversion else value.value if isinstance(value, Enum) else value
+        )
 
     def where(self, key: GroupKey, conditions: Mapping[str, Any]) -> sa.ColumnElement[bool]:
         """Return the rows of a group that meet the conditions of `lease_store.stored_rows`."""
@@ -274,13 +281,13 @@ _JSON: Mapping[str, Any] = {
 }
 """The types of the fields whose columns are JSON."""
 _EMPTY_IS_NULL = ("columns", "facts", "gone_parents")
-_READS: Ways = {
+_READS: Conversions = {
     "shard": _SHARD,
     "holder": _NODE,
     **dict.fromkeys(("from_state", "to_state"), optional(ShardState)),
     **dict.fromkeys(("lease_owner", "consumer_owner", "from_owner", "to_owner"), optional(_NODE)),
 }
-_WRITES: Ways = {"reason": lambda reason: reason[:REASON_LENGTH_MAX]}
+_WRITES: Conversions = {"reason": lambda reason: reason[:REASON_LENGTH_MAX]}
 
 
 NODE = Columns(
@@ -315,12 +322,17 @@ CLAIM = Columns(
     tables.rewrite_claim,
     named={"at": "claimed_at"},
     reads={"kind": ledger_rows.RewriteKind},
-    parts={"compacted": Columns(ledger_rows.Compacted, named={"until": "compacted_until"})},
+    parts={
+        "compacted": Columns(
+            ledger_rows.Compacted,
+            named={"until": "compacted_until", "examined_until": "looked_until"},
+        )
+    },
 )
 ATTEMPT = Columns(WindowAttempt, tables.window_attempt, named={"at": "begun_at"})
 _HOLDER_NAMED = {"node": "worker_instance"}
-_HOLDER_READS: Ways = {"node": lambda name: NodeName(name) if name else None}
-_HOLDER_WRITES: Ways = {"node": lambda name: name or ""}
+_HOLDER_READS: Conversions = {"node": lambda name: NodeName(name) if name else None}
+_HOLDER_WRITES: Conversions = {"node": lambda name: name or ""}
 LOCK = Columns(
     DeliveryLock,
     tables.delivery_claim,
@@ -330,7 +342,9 @@ LOCK = Columns(
 )
 LOG = Columns(LogIdentity, tables.log_identity)
 WINDOW = Columns(
-    EventWindow, tables.event_window, named={"start": "window_start", "end": "window_end"}
+    EventWindow,
+    tables.event_window,
+    named={"start": "window_start", "end": "window_end", "computed_at": "made_at"},
 )
 _SETTINGS = Columns(
     Group,

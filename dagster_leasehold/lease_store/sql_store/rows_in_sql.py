@@ -192,7 +192,7 @@ class RowsInSql:
             pages = [self.select(kind, **order, **part) for part in parts]
             return chain.from_iterable(pages)
         columns: Columns[Value] = COLUMNS[kind]
-        query = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
+        query = self._query(kind, columns.selected, conditions, newest_first=newest_first)
         if after is None:
             query = query.limit(limit)
             return columns.read_all(self._all(query.with_for_update() if lock else query))
@@ -222,7 +222,7 @@ class RowsInSql:
         """Read one field of rows in the order of their keys, or a tuple of several."""
         columns = COLUMNS[kind]
         selected = map(columns.column, fields)
-        query = self._chosen(kind, selected, conditions, newest_first=newest_first)
+        query = self._query(kind, selected, conditions, newest_first=newest_first)
         rows = self._tx.connection.execute(query.offset(offset).limit(limit))
         read = (tuple(map(columns.field, fields, row)) for row in rows)
         return [values[0] if len(fields) == 1 else values for values in read]
@@ -338,7 +338,7 @@ class RowsInSql:
 
     # -- statements -----------------------------------------------------------------------------
 
-    def _chosen(
+    def _query(
         self,
         kind: type,
         selected: Iterable[sa.ColumnElement[Any]],

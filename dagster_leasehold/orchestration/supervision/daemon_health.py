@@ -70,10 +70,10 @@ class DaemonHealth:
         try:
             mark = self._beat()
         except Exception as error:
-            self._watch.lose_sight()
+            self._watch.record_failed_read()
             self._trouble = _unanswered(error)
             return
-        self._watch.see(mark)
+        self._watch.record_mark(mark)
         if self._first is None:
             self._first = mark
         # The first mark can be from an earlier daemon process.

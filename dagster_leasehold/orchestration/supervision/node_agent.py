@@ -27,7 +27,7 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
+from dagster_leasehold.lease_store.member import PLANNER_READ_S, Member
 from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
@@ -200,7 +200,7 @@ class NodeAgent:
         if healthy:
             self._begin()
         self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S
-        if self._clock() - self._marks_seen_at >= PLANNER_LOOK_S:
+        if self._clock() - self._marks_seen_at >= PLANNER_READ_S:
             self._marks_seen_at = self._clock()
             self._check_ticks()
         if self._runs.ended or self._clock() - self._runs_seen_at >= RUNS_CHECK_S:
@@ -253,7 +253,7 @@ class NodeAgent:
         except Exception as error:
             say(f"Dagster's storage did not answer: {type(error).__name__}: {error}")
         for member in self._members:
-            member.see_planner(None if marks is None else marks[member.key])
+            member.record_planner_mark(None if marks is None else marks[member.key])
             silent_s = member.planner_silent_s
             member.followed = bool(silent_s) and self._followed(member)
             if silent_s and member.key not in self._silent:
@@ -374,7 +374,7 @@ class NodeAgent:
 
     def _transfer_pending(self) -> bool:
         try:
-            return any(member.hands_over() for member in self._members)
+            return any(member.has_shards_to_transfer() for member in self._members)
         except StoreError as error:
             say(f"The owners of the shards of node {self._node} are unknown: {error}")
             return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.kafka.failures import AWAY, REFUSED, error_of
+from dagster_leasehold.shard_sources.kafka.failures import UNAVAILABLE, REFUSED, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import shard_number
 from dagster_leasehold.shard_sources.source import Position
@@ -176,7 +176,7 @@ class KafkaClient:
             yield
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
-            if connection is not None and re.fullmatch(AWAY, error.name()):
+            if connection is not None and re.fullmatch(UNAVAILABLE, error.name()):
                 # After a refused login the client raises a timeout; the callback gets the reason.
                 connection.client.poll(0)
                 error = connection.refusal() or error

@@ -17,7 +17,7 @@ REFUSED = (
     "|(CLUSTER|GROUP|TOPIC|TRANSACTIONAL_ID)_AUTHORIZATION_FAILED"
 )
 OUT_OF_RANGE = "_AUTO_OFFSET_RESET|OFFSET_OUT_OF_RANGE"
-AWAY = (
+UNAVAILABLE = (
     "_ALL_BROKERS_DOWN|_RESOLVE|_TIMED_OUT|_TIMED_OUT_QUEUE|_TRANSPORT|_WAIT_COORD"
     "|(BROKER|COORDINATOR|LEADER|OFFSET|REPLICA)_NOT_AVAILABLE|COORDINATOR_LOAD_IN_PROGRESS"
     "|NETWORK_EXCEPTION|NOT_COORDINATOR|NOT_LEADER_FOR_PARTITION|REQUEST_TIMED_OUT"
@@ -46,7 +46,7 @@ _REFUSALS = (
         errors.SourceThrottled,
         "Kafka throttles requests for {where}: {text}.",
     ),
-    Refusal(AWAY, errors.SourceUnavailable, "Kafka does not answer for {where}: {text}."),
+    Refusal(UNAVAILABLE, errors.SourceUnavailable, "Kafka does not answer for {where}: {text}."),
 )
 
 

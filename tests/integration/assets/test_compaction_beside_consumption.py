@@ -135,7 +135,7 @@ def test_small_batches_are_merged_into_files_of_the_target_size(
         assert len(sizes) <= batches / 2
         assert len(small) <= 3, sizes
         progress = home.store.compacted(KEY)[shard]
-        assert progress.looked_until == batches
+        assert progress.examined_until == batches
         assert progress.until > 0
     assert home.store.rewrites(KEY) == []
     assert verify(home.store, KEY) == []

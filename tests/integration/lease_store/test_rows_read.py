@@ -9,7 +9,7 @@ import pytest
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.node_planning import LOOK_S, NodePlanner
+from dagster_leasehold.lease_store.node_planning import CHECK_S, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -110,7 +110,7 @@ def test_a_check_of_a_settled_group_by_an_agent_reads_no_shard(
     clock = ManualClock()
     planner = NodePlanner(shared, KEY, NODES[0], observer="agent", clock=clock)
     planner.plan()
-    clock.now_s += LOOK_S
+    clock.now_s += CHECK_S
     count = RowCount(server)
     with count.counting():
         report = planner.plan()

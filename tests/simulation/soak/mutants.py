@@ -16,7 +16,7 @@ from unittest import mock
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
-from dagster_leasehold.lease_store.rules.liveness import Looks
+from dagster_leasehold.lease_store.rules.liveness import ObservedTime
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
 from dagster_leasehold.sensors.on_commit import HookDelivery
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ShardBounds
@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "time without a look counts as silence",
         "the store is away",
-        {f"{Looks.__module__}.Looks._left_out_s": lambda *_: 0.0},
+        {f"{ObservedTime.__module__}.ObservedTime._excluded_s": lambda *_: 0.0},
         "is alive and was evicted",
     ),
 ]

@@ -43,7 +43,9 @@ def fill(world: World) -> None:
     world.store.settle_event(lock, first.sequence, error="connection refused")
     files = (DataFile("w/1", 2, 30, first_event_time=NOON, last_event_time=NOON),)
     window = EventWindow("hourly", NOON, NOON + timedelta(hours=1))
-    full = replace(window, run="run-1", files=files, records=2, covered={X: 4, Y: 0}, made_at=NOON)
+    full = replace(
+        window, run="run-1", files=files, records=2, covered={X: 4, Y: 0}, computed_at=NOON
+    )
     assert world.store.put_window(KEY, full) == Changed()
     assert world.store.begin_window(KEY, "run-2-1", "run-2") == Changed()
     publish(world)

@@ -40,7 +40,7 @@ class Scene:
 
     def join(self, member: Member) -> str:
         pulse = self.store.pulse(KEY)
-        self.observations.see(pulse.nodes, TIMEOUT_S)
+        self.observations.record_nodes(pulse.nodes, TIMEOUT_S)
         return member.join(pulse, self.observations)
 
 

@@ -96,7 +96,7 @@ def test_an_unexplained_late_move_makes_the_planner_read_the_whole_group(late: b
     reading = Reading(rereads=False)
     _changed_unseen(reading)
     if late:
-        reading.memory.doubtful.add(ZERO)
+        reading.memory.stale_shards.add(ZERO)
     snapshot, _ = reading.memory.at(None)
     assert reading.sent == ([0, 4] if late else [0])
     assert any(row.state is ShardState.OVER for row in snapshot.shards) == late
@@ -106,7 +106,7 @@ def test_a_late_move_makes_the_planner_read_the_change() -> None:
     reading = Reading()
     reading.store.register(KEY, Node(B, 0, "b.1"), observer="test")
     reading.transfer(ONE)
-    reading.memory.doubtful.add(ONE)
+    reading.memory.stale_shards.add(ONE)
     reading.memory.at(None)
     assert reading.sent == [1]
 

@@ -81,7 +81,7 @@ def test_row_counts_of_conditional_writes_are_checked() -> None:
     # These have no condition beyond their key, and the named row need not exist.
     assert unread == {
         "_delete_batches", "_force", "_release", "_insert", "abandon_intent",
-        "change_group", "delete_group", "drop_publication", "look_again", "mark_delivered",
+        "change_group", "delete_group", "drop_publication", "reset_folding", "mark_delivered",
         "prune_gaps", "prune_journal", "rewrite_batches", "settle_event", "withdraw",
     }  # fmt: skip
 

@@ -304,9 +304,9 @@ def test_a_statement_timeout_is_distinguished_from_a_dead_server(bench: Bench) -
 
 
 def test_work_without_a_lease_uses_a_patient_engine(bench: Bench) -> None:
-    with bench.transactions.patient_engine() as same:
+    with bench.transactions.long_running_engine() as same:
         assert same is bench.engine
-    patient = open_engine(bench.engine.url)
-    transactions = Transactions(bench.engine, "here", patient=lambda: patient)
-    with transactions.patient_engine() as other:
-        assert other is patient
+    long_running = open_engine(bench.engine.url)
+    transactions = Transactions(bench.engine, "here", long_running=lambda: long_running)
+    with transactions.long_running_engine() as other:
+        assert other is long_running

@@ -19,7 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
+from dagster_leasehold.lease_store.member import PLANNER_READ_S, Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.rebalance import rebalance_step
@@ -71,7 +71,7 @@ class Site:
     def look(self) -> None:
         for agent in self.agents:
             marks = tick_marks(self.instance, [agent.key]) if self.readable else None
-            agent.see_planner(marks[agent.key] if marks else None)
+            agent.record_planner_mark(marks[agent.key] if marks else None)
 
     def beat(self) -> None:
         for agent in self.agents:
@@ -104,7 +104,7 @@ class World:
         for _ in range(int(seconds)):
             self.now += 1.0
             for site in self.sites:
-                if self.now % PLANNER_LOOK_S == 0:
+                if self.now % PLANNER_READ_S == 0:
                     site.look()
                 site.beat()
                 if site.ticking and self.now % TICK_S == 0:

@@ -136,7 +136,10 @@ def test_a_missing_option_is_named() -> None:
     ("given", "says"),
     [
         ({}, "The option 'address' of the source 'mine' is missing."),
-        ({"address": "x", "adress": "y"}, "'adress' is not an option of the source 'mine': did you"),
+        (
+            {"address": "x", "adress": "y"},
+            "'adress' is not an option of the source 'mine': did you",
+        ),
         ({"address": "x", "zzz": "y"}, "use one of address, word."),
         ({"address": 3}, "The option 'address' of the source 'mine' is not valid:"),
         ({"address": ["hunter2"]}, "is not valid"),

@@ -202,7 +202,7 @@ def test_a_compaction_works_in_portions_and_yields_between_them(
     assert done.postponed == {ZERO: "this run has worked for 120 s"}
     whole = scene.compact()
     assert whole.postponed == {}
-    assert scene.progress.looked_until == 10
+    assert scene.progress.examined_until == 10
     assert len(scene.sizes()) == 1
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
@@ -219,7 +219,7 @@ def test_batches_without_output_do_not_delay_a_compaction(
     scene.sweeper.keeps = lambda rows: rows
     scene.go_on(4)
     scene.compact()
-    assert scene.progress.looked_until == 14
+    assert scene.progress.examined_until == 14
     assert len(scene.sizes()) == 2
     assert scene.committed(ZERO) == [*scene.expected("0", 1), *scene.expected("0", 14)[10:]]
 

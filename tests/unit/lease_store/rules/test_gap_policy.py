@@ -6,17 +6,27 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.group_rows import GapPolicy
-from dagster_leasehold.lease_store.rules.gap_policy import GapVerdict, judged_gap, position_behind
+from dagster_leasehold.lease_store.rules.gap_policy import (
+    GapVerdict,
+    decide_gap,
+    position_after_gap,
+)
 
 
-def verdict(policy: GapPolicy, *, behind: str = "15", accepted: str | None = None) -> GapVerdict:
-    return judged_gap(
-        "10", policy=policy, behind=behind, accepted_end=accepted, contradiction="It begins there."
+def verdict(
+    policy: GapPolicy, *, resumption: str = "15", accepted: str | None = None
+) -> GapVerdict:
+    return decide_gap(
+        "10",
+        policy=policy,
+        resumption=resumption,
+        accepted_end=accepted,
+        contradiction="It begins there.",
     )
 
 
 def test_only_the_policy_end_skips_remaining_records() -> None:
-    assert {policy: position_behind(policy) for policy in GapPolicy} == {
+    assert {policy: position_after_gap(policy) for policy in GapPolicy} == {
         GapPolicy.HOLD: "begin",
         GapPolicy.BEGIN: "begin",
         GapPolicy.END: "end",
@@ -36,4 +46,4 @@ def test_a_group_that_holds_skips_only_the_accepted_range() -> None:
 @pytest.mark.parametrize("policy", GapPolicy)
 def test_a_log_that_begins_at_what_it_calls_removed_is_an_error(policy: GapPolicy) -> None:
     with pytest.raises(CursorExpired, match=r"^It begins there\.$"):
-        verdict(policy, behind="10", accepted="12")
+        verdict(policy, resumption="10", accepted="12")

@@ -37,7 +37,7 @@ def moving(lease_id: int = 1) -> ShardLease:
 def test_the_first_observation_of_a_node_starts_the_count() -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row(lease_id=999)], T)
+    observations.record_nodes([row(lease_id=999)], T)
     assert observations.unchanged_s(A) == 0
     clock.now_s += 20
     assert observations.lapsed(20) == {}
@@ -49,9 +49,9 @@ def test_the_first_observation_of_a_node_starts_the_count() -> None:
 def test_any_change_restarts_the_count(changed: Node) -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     clock.now_s += 19
-    observations.see([changed], T)
+    observations.record_nodes([changed], T)
     clock.now_s += 19
     assert observations.lapsed(20) == {}
     assert observations.unchanged_s(A) == 19
@@ -64,10 +64,10 @@ def watched(
     for interval_s in looks:
         clock.now_s += interval_s or 5.0
         if interval_s is None:
-            observations.lose_sight()
+            observations.record_failed_read()
         else:
-            observations.see([row()], T)
-            observations.see_transfers([moving()])
+            observations.record_nodes([row()], T)
+            observations.record_transfers([moving()])
     return observations
 
 
@@ -88,8 +88,8 @@ def test_time_without_observations_does_not_count_as_silence(
 ) -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
-    observations.see_transfers([moving()])
+    observations.record_nodes([row()], T)
+    observations.record_transfers([moving()])
     watched(looks, clock, observations)
     assert observations.unchanged_s(A) == silent_s
     assert observations.transfer_s(SHARD) == silent_s
@@ -106,15 +106,15 @@ def test_a_node_that_beats_in_time_survives_every_gap_of_observations(
     """At the first observation after a gap, a node that beat in time has not expired."""
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     clock.now_s += before_s
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     blind = [None, *looks, None]
     for _ in blind:
         clock.now_s += 5.0
-        observations.lose_sight()
+        observations.record_failed_read()
     clock.now_s += 500.0
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     assert observations.lapsed(T) == {}
     assert observations.unchanged_s(A) == 0
 
@@ -130,27 +130,27 @@ def test_a_silent_node_expires_for_every_pace_of_observation(interval_s: float) 
 def test_a_node_without_an_incarnation_is_forgotten() -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     clock.now_s += 30
-    observations.see([row(incarnation="")], T)
+    observations.record_nodes([row(incarnation="")], T)
     assert observations.lapsed(20) == {}
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     assert observations.unchanged_s(A) == 0
 
 
 def test_a_successor_continues_and_the_time_between_does_not_count() -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
-    observations.see_transfers([moving()])
+    observations.record_nodes([row()], T)
+    observations.record_transfers([moving()])
     watched([8, 7.99], clock, observations)
     clock.now_s += 3  # no observation since
     text = observations.remember()
 
     later = ManualClock(now_s=5.0)
     successor = Observations.recall(text, later)
-    successor.see([row()], T)
-    successor.see_transfers([moving()])
+    successor.record_nodes([row()], T)
+    successor.record_transfers([moving()])
     assert successor.unchanged_s(A) == pytest.approx(15.9)
     assert successor.transfer_s(SHARD) == pytest.approx(15.9)
     later.now_s += 4.2
@@ -160,10 +160,10 @@ def test_a_successor_continues_and_the_time_between_does_not_count() -> None:
 def test_a_successor_that_finds_another_value_starts_again() -> None:
     clock = ManualClock()
     observations = Observations(clock)
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     clock.now_s += 19
     successor = Observations.recall(observations.remember(), clock)
-    successor.see([row(lease_id=2)], T)
+    successor.record_nodes([row(lease_id=2)], T)
     assert successor.unchanged_s(A) == 0
 
 
@@ -174,8 +174,8 @@ def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) 
     always = Observations(clock)
     chained = Observations(clock)
     for pause_s, restarts in steps:
-        always.see([row()], T)
-        chained.see([row()], T)
+        always.record_nodes([row()], T)
+        chained.record_nodes([row()], T)
         clock.now_s += pause_s
         if restarts:
             chained = Observations.recall(chained.remember(), clock)
@@ -204,7 +204,7 @@ def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) 
 )
 def test_a_corrupt_memory_is_no_memory(text: str) -> None:
     observations = Observations.recall(text, ManualClock())
-    observations.see([row()], T)
+    observations.record_nodes([row()], T)
     assert observations.lapsed(0) == {}
     assert observations.transfer_s(SHARD) == 0
 
@@ -218,9 +218,9 @@ def test_the_stored_observations_stay_small() -> None:
     clock = ManualClock()
     observations = Observations(clock)
     nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
-    observations.see(nodes, T)
+    observations.record_nodes(nodes, T)
     leases = [ShardLease(ShardId(f"s{i}"), ShardState.TRANSFER, 1, A, B) for i in range(10_000)]
-    observations.see_transfers(leases)
+    observations.record_transfers(leases)
     assert len(observations.remember()) < 30_000
 
 
@@ -237,68 +237,68 @@ def test_the_steady_clock_does_not_step_back() -> None:
 
 def test_a_planner_with_new_marks_is_never_silent() -> None:
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch = PlannerWatch(clock, interval_max_s=4.0)
     for tick in range(100):
-        watch.see(f"mark-{tick // 3}")
+        watch.record_mark(f"mark-{tick // 3}")
         assert watch.silent_s <= 4.0
         clock.now_s += 2.0
 
 
 def test_a_planner_is_silent_while_its_mark_is_observed_unchanged() -> None:
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
-    watch.see("one")
+    watch = PlannerWatch(clock, interval_max_s=4.0)
+    watch.record_mark("one")
     for _ in range(20):
         clock.now_s += 2.0
-        watch.see("one")
+        watch.record_mark("one")
     assert watch.silent_s == 40.0
-    watch.see("two")
+    watch.record_mark("two")
     assert watch.silent_s == 0.0
 
 
 def test_a_planner_without_a_mark_is_not_judged() -> None:
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch = PlannerWatch(clock, interval_max_s=4.0)
     for _ in range(100):
         clock.now_s += 2.0
-        watch.see("")
+        watch.record_mark("")
     assert watch.silent_s == 0.0
 
 
 def test_an_observer_that_slept_does_not_count_that_time_as_silence() -> None:
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
-    watch.see("one")
+    watch = PlannerWatch(clock, interval_max_s=4.0)
+    watch.record_mark("one")
     clock.now_s += 3_600.0
-    watch.see("one")
+    watch.record_mark("one")
     assert watch.silent_s == 4.0
 
 
 def test_an_outage_of_the_lease_store_is_no_silence_of_the_planner() -> None:
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch = PlannerWatch(clock, interval_max_s=4.0)
     for _ in range(100):
         clock.now_s += 2.0
-        watch.lose_sight()
-        watch.see("one")
+        watch.record_failed_read()
+        watch.record_mark("one")
     assert watch.silent_s == 0.0
     clock.now_s += 2.0
-    watch.see("one")
+    watch.record_mark("one")
     assert watch.silent_s == 2.0
 
 
 def test_unreadable_marks_count_as_silence_until_the_next_answer() -> None:
     """The planner then has the whole time again to show that it ticks."""
     clock = ManualClock()
-    watch = PlannerWatch(clock, look_max_s=4.0)
-    watch.see("one")
+    watch = PlannerWatch(clock, interval_max_s=4.0)
+    watch.record_mark("one")
     for _ in range(30):
         clock.now_s += 2.0
-        watch.see(None)
+        watch.record_mark(None)
     assert watch.silent_s == 60.0
     clock.now_s += 2.0
-    watch.see("one")
+    watch.record_mark("one")
     assert watch.silent_s == 0.0
     clock.now_s += 2.0
-    watch.see("one")
+    watch.record_mark("one")
     assert watch.silent_s == 2.0

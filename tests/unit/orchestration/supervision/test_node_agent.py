@@ -212,7 +212,7 @@ def test_a_node_with_a_silent_rebalance_sensor_accepts_no_runs_until_it_ticks(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(node_agent, "CHECK_S", 0.1)
-    monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "PLANNER_READ_S", 0.1)
 
     def tick() -> None:
         write_tick_mark(scene.instance, KEY)
@@ -239,7 +239,7 @@ def test_a_node_with_a_silent_sensor_accepts_runs_while_a_run_has_a_shard_open(
 ) -> None:
     """The working run opens shards that the node gains. No other run would be launched."""
     monkeypatch.setattr(node_agent, "CHECK_S", 0.1)
-    monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "PLANNER_READ_S", 0.1)
     write_tick_mark(scene.instance, KEY)
     with scene.at_work():
         until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
