@@ -6,25 +6,27 @@ with a typed outcome (`lease_store.roles`).
 
 What is authoritative
 ---------------------
-Only the rows are. A process can believe that it holds a shard, but only a write that names a valid
+
+Only the rows. A process can assume that it holds a shard, but only a write that names a valid
 tenure makes output visible. No wall clock decides anything, neither a node's nor the database's.
 Columns named `..._time` and `..._at` are for people.
 
 A tenure
 --------
+
 One uninterrupted holding of one shard by one run. Its identity is the triple
 
     (consumer_owner, consumer_epoch, consumer_run)
 
-as it was when the tenure was opened. The epoch rises at every opening and never goes down, so two
-tenures of a shard always differ. `open_tenure` returns the triple. `record_intents`, `commit`,
-`save_checkpoint`, `announce` and `close_tenure` require it. It is never read again just before a
-write, because that would let a stale holder write.
+as it was when the tenure was opened. Every opening increments the epoch, which never decreases, so
+two tenures of a shard always differ. `open_tenure` returns the triple. `record_intents`, `commit`,
+`save_checkpoint`, `announce` and `close_tenure` require it. No code reads it again just before a
+write, because a stale holder could then write.
 
 Two counters are called `lease_id`, after the LogHub client's tables:
 
-- of a node, raised by each beat: the volume lease of all its shards;
-- of a shard, raised by each change of ownership: the compare-and-set value of claims and transfers.
+- a node's, incremented by each heartbeat: the volume lease of all its shards;
+- a shard's, incremented by each change of ownership, and compared by claims and transfers.
 
 States of a shard
 -----------------
@@ -46,31 +48,32 @@ in an ordered group (edge 10). `lease_store.rules.states` lists the edges, and
 
 The trust window
 ----------------
-Each observer decides for itself that a node is dead: the node's counter has not moved for T seconds
-on the observer's monotonic clock, since the observer first saw the value. An eviction compares the
-counter, so it fails if the node has beaten in between. A holder trusts its leases for 0.75 T from
-*before* it sent its last successful beat, and then stops:
+Each observer decides by itself that a node is dead: the node's counter has not moved for T seconds
+on the observer's monotonic clock since the observer first read the value. An eviction compares the
+counter, so it fails after a heartbeat in between. A holder trusts its leases for 0.75 T from
+*before* it sent its last successful heartbeat, and then stops:
 
-    sent beat          counted                 stops here          can be evicted from here
+    heartbeat sent     recorded                holder stops        eviction possible
     |------------------|-----------------------|-------------------|
-    0                  (some latency)          0.75 T              T after the beat was seen
+    0                  (some latency)          0.75 T              T after the heartbeat was read
 
-The observer saw the beat after it was sent, so the holder stops first. If a clock is wrong or a
-process was frozen, the tenure's condition still refuses the late holder's writes.
+The observer read the heartbeat after it was sent, so the holder stops first. If a clock is wrong or
+a process was frozen, the tenure's condition still refuses the late holder's writes.
 
 Publishing
 ----------
-The ledger names the committed files; people read a group's Iceberg table. One node at a time has
+
+The ledger names the committed files; people read a group's Iceberg table. One node at a time holds
 the publish lock, which has its own epoch. Each shard has a cursor: the number of its first
 unpublished batch. A replay, compaction, withdrawal or expiry of a published batch adds a
-`TableChange` in its own transaction, and a later publication carries it out. Cursors, changes and
+`TableChange` in the same transaction, and a later publication carries it out. Cursors, changes and
 the pointer of the default catalog move in one transaction, which compares the lock's epoch, the
 cursors and the version of each shard's ledger (`lease_store.roles.publications`).
 
 What a lease does not do
 ------------------------
-A stale holder can still work; it cannot publish. So files outside the database have names that are
-unique to an attempt, and count only once they are committed here.
+It does not stop a stale holder's work, only its commits. So files outside the database have names
+that are unique to an attempt, and count only after their commit here.
 
 When something fails
 --------------------
@@ -81,13 +84,13 @@ When something fails
     deadlock, lock wait, write conflict   the whole transaction again, a few times, then
                                           `StoreUnavailable`: nothing was changed
     the database does not answer          `StoreUnavailable` within ten seconds
-    the reply to a COMMIT is lost         the transaction's mark is looked up: its outcome, or
-                                          `OutcomeUnknown` if that fails too
+    the reply to a COMMIT is lost         the transaction's mark is read: its outcome, or
+                                          `OutcomeUnknown` if the read fails too
     the server was demoted to a replica   `StoreReadOnly`; the connection is discarded
     the node is silent for T              evicted: its shards are unassigned, the next tenure
                                           resumes at the checkpoint, repeats the intended range
     the holder dies during a transfer     the shard is unassigned (edge 9)
-    the next node dies during a transfer  back to the holder (edge 6), nothing is read again
+    the next node dies during a transfer  back to the holder (edge 6), which continues
     the deadline of a transfer passes     the next node takes over, the holder is fenced
     the database loses its last commits   epochs can repeat: see `docs/` before restoring one
 
@@ -103,9 +106,9 @@ What is in the package
     rebalancing       planning rounds; `member`: staying in a group
     client            consuming without Dagster
 
-Other packages can call all of this except the tables and the internals of `sql_store` and
-`memory_store`. This package imports no other package of the project, nor Dagster or Spark. Start
-with `open_store`. Database drivers and Alembic are imported when they are needed.
+Start with `open_store`. Other packages can use everything except the tables and the internals of
+`sql_store` and `memory_store`. This package imports neither the project's other packages nor
+Dagster or Spark. Database drivers and Alembic are imported on use.
 """
 
 from __future__ import annotations

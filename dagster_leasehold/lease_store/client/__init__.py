@@ -1,9 +1,9 @@
 """Consumers of a group without Dagster or Spark: the same leases, tenures and checkpoints.
 
 `GroupMember` sends heartbeats and saves checkpoints. On top of it, a `PullLoop` connects shards,
-reads them through a `ShardFeed` and confirms batches. `PullClient` offers the loop to a program
-that asks for records, and `ProcessorWorker` calls the user's code. `dagster_leasehold.clients`
-offers these names to users; in the package, `shard_sources.record_feed` makes feeds.
+reads them through a `ShardFeed` and confirms batches. A program polls a `PullClient`, and
+`ProcessorWorker` calls the user's code. `dagster_leasehold.clients` exports these names, and
+`shard_sources.record_feed` has the feeds.
 """
 
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed

@@ -1,7 +1,7 @@
-"""Records of a sharded log by cursor, as far as a client needs them.
+"""The records of a sharded log, for clients.
 
-`shard_sources.record_feed.SourceFeed` makes a feed of any source. A client of another log brings
-its own.
+`shard_sources.record_feed.SourceFeed` is the feed of any source. Clients of another log implement
+their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Record:
 
     Attributes:
         cursor: its position.
-        next_cursor: the position after it; confirm this cursor once the record is done.
+        next_cursor: the position after it; confirm this cursor once the record is processed.
 
     Examples:
         >>> Record(ShardId("0"), "10", "11", event_time=None, key=None, value=b"one").attributes
@@ -66,8 +66,8 @@ class ShardFeed(Protocol):
     def first_cursor(self, shard: ShardId) -> str:
         """Return the cursor of the first record that the shard ever had.
 
-        If that cursor is gone, return that of the oldest record that the shard still has. If
-        retention removed the record there, `fetch` raises `CursorExpired`.
+        If that cursor is unknown, return the cursor of the oldest record that the shard still has.
+        If retention removed the first record, `fetch` raises `CursorExpired`.
         """
         ...
 
@@ -75,7 +75,7 @@ class ShardFeed(Protocol):
         """Return `cursor`, or the nearest one that can be read.
 
         Raises:
-            CursorInvalid: it is no cursor of the shard.
+            CursorInvalid: it is not a cursor of the shard.
         """
         ...
 

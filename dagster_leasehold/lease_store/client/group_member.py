@@ -1,11 +1,11 @@
-"""A member of a consumer group: the heartbeat interface that every client is built on.
+"""A member of a consumer group: the base of every client.
 
 A client calls `heartbeat(held)` repeatedly. `held` names the shards that it works on, and the reply
 names the shards that it owns. The client opens shards that are new in the reply, continues with
-shards in both, and stops shards that are missing. While it still names a missing shard in `held`,
-it keeps the shard and can save it. After that the shard goes to the next node.
+shards in both, and stops shards that are missing. It keeps a missing shard, and can save it, until
+a heartbeat omits the shard from `held`. Then the shard goes to the next node.
 
-A heartbeat is a tick of the same `Rebalancer` that Dagster's sensors use. So clients and Dagster's
+A heartbeat is a tick of the same `Rebalancer` that Dagster's sensors use, so clients and Dagster's
 nodes can share a group.
 """
 
@@ -53,7 +53,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 FLUSH_DEFAULT_S = 5.0
 FLUSH_RETRY_S = 0.5
 HEARTBEATS_PER_BEAT = 1 / 0.45
-"""A beat writes a row. Heartbeats in between notice changes of the assignment sooner."""
+"""Only a beat renews the lease. Heartbeats in between notice changes of the assignment sooner."""
 
 _LOG = logging.getLogger(__name__)
 _State = tuple[Tenure, str | None, str | None]
@@ -79,9 +79,9 @@ class OpenShard:
         self.reported = False
         self.end_reason = ""
         self._saved_at = clock()
-        # A checkpoint that was sent and has no reply.
+        # A checkpoint that was sent and had no reply.
         self._unanswered: str | None = None
-        # The end of the shard's ledger, which runs write; None if there is no ledger.
+        # The end of the shard's ledger, which only runs write; None without a ledger.
         has_ledger = opened.intent is not None or bool(opened.next_sequence)
         self._ledger_end = resumption(opened.check_point, opened.intent) if has_ledger else None
 
@@ -100,11 +100,11 @@ class OpenShard:
         waits = not self.end_reason and self.unsaved is not None
         return waits and self._clock() - self._saved_at >= interval_s
 
-    def remember(self, cursor: str) -> None:
-        """Keep a checkpoint for the next flush.
+    def stage(self, cursor: str) -> None:
+        """Set the checkpoint for the next flush.
 
         Raises:
-            CheckpointRefused: it lies before the stored one.
+            CheckpointRefused: it is before the stored one.
         """
         check_onwards(self.tenure, self._unanswered or self.persisted or self._ledger_end, cursor)
         self.unsaved = cursor
@@ -113,8 +113,8 @@ class OpenShard:
         """Persist the unsaved checkpoint; before it, repeat a write that had no reply.
 
         1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
-        2. A write from the checkpoint before 7 to 9 would be refused, and so would all later ones.
-           Repeating the write of 7 changes nothing, and 9 can follow it.
+        2. The store would refuse a write of 9 as the successor of the checkpoint before 7, and all
+           later writes. Repeating the write of 7 changes nothing, and 9 can follow it.
 
         Raises:
             CheckpointRefused: the store has a later checkpoint. This one is dropped, and the
@@ -131,14 +131,14 @@ class OpenShard:
         self.unsaved = None
 
     def flush_or_drop(self) -> None:
-        """Persist the unsaved checkpoint; if the store refuses it, log that."""
+        """Persist the unsaved checkpoint; log a refusal."""
         try:
             self.flush()
         except CheckpointRefused as error:
             _LOG.warning("%s", error)
 
     def _persist(self, cursor: str) -> None:
-        """Write a checkpoint; end the tenure if the store has lost the last confirmed one."""
+        """Write a checkpoint; raise LeaseLost if the store has lost the last confirmed one."""
         try:
             self._write_checkpoint(cursor)
         except CheckpointRefused as error:
@@ -155,8 +155,8 @@ class OpenShard:
     def _write_checkpoint(self, cursor: str) -> None:
         """Persist a checkpoint; a shard with a ledger records the skipped range there as a gap.
 
-        1. A run commits `[0, 5)`, intends `[5, 8)`, and dies.
-        2. This client takes the shard, reads on from 5, and saves 7.
+        1. A run commits `[0, 5)`, records the intent `[5, 8)`, and dies.
+        2. This client takes the shard, reads from 5 on, and saves 7.
         3. The next run finds checkpoint 7 and an intent that starts at 5. If the intent stayed, no
            batch could ever follow it. The gap `[5, 7)` abandons the intent, and shows that these
            records are missing from committed output.
@@ -169,15 +169,14 @@ class OpenShard:
             self.tenure,
             start=end if self.persisted is None else self.persisted,
             end=cursor,
-            reason=f"read by {self.tenure.holder}, a client that keeps no ledger",
+            reason=f"read by {self.tenure.holder}, a client without a ledger",
         )
 
     def contradiction(self, before: _State, row: Progress | None) -> str:
-        """Return the reason if the shard's row shows that the tenure has ended, or empty.
+        """Return why the tenure has ended, as the shard's row shows, or an empty text.
 
-        Args:
-            before: the shard's state just before its row was read.
-            row: its row, if the member still owns the shard.
+        `before` is the shard's state just before its row was read. Without a row, the member no
+        longer owns the shard.
         """
         tenure, persisted, unanswered = before
         if row is None or (row.consumer_epoch, row.consumer_run) != (tenure.epoch, tenure.run):
@@ -191,7 +190,7 @@ class OpenShard:
         return ""
 
     def end(self, reason: str) -> None:
-        """Mark the tenure as over, and drop its unsaved checkpoint."""
+        """Mark the tenure as over; drop its unsaved checkpoint."""
         self.end_reason, self.unsaved = reason, None
 
 
@@ -200,17 +199,17 @@ def _quoted(check_point: str | None) -> str:
 
 
 class GroupMember:
-    """One node of a consumer group, whose caller sends the heartbeats.
+    """One node of a consumer group; its caller sends the heartbeats.
 
     Call `heartbeat` at least every `beat_s` seconds. All methods are thread-safe: usually one
-    thread beats, and others work.
+    thread sends heartbeats, and others work.
 
     A lost tenure is reported once: the next call that names the shard raises `LeaseLost`. Later
     calls raise `ShardNotOpen`, as for any shard that is not open.
 
     Args:
         node: the member's name, or a row with its assignment settings and address.
-        incarnation: identifies this process among all that use the name, such as a random id.
+        incarnation: identifies this process among processes of this name, such as a random id.
         clock: monotonic seconds.
         flush_s: the longest time that a checkpoint stays in memory, in seconds.
         pause: sleeps between two attempts to save during `shutdown`.
@@ -234,7 +233,7 @@ class GroupMember:
         self._pause = pause
         self._rebalancer: Rebalancer | None = None
         self._report: TickReport | None = None
-        # One heartbeat at a time. It is acquired before the other lock.
+        # One heartbeat at a time. This lock is acquired before the other one.
         self._beating = RLock()
         # Saves are serialized, so that an older cursor cannot overwrite a newer one.
         self._lock = RLock()
@@ -256,22 +255,22 @@ class GroupMember:
 
     @property
     def beat_s(self) -> float:
-        """The longest time between two heartbeats, in seconds: a third of the group's timeout."""
+        """The longest time between two heartbeats: a third of the group's timeout, in seconds."""
         return self._member.beat_s
 
     @property
     def trusted(self) -> bool:
-        """True if the member can rely on its leases: a recent beat was confirmed."""
+        """True if the member can rely on its leases, because a recent beat was confirmed."""
         return self._member.trusted
 
     @property
     def trusted_until(self) -> float:
-        """The moment when trust ends without a further beat, on the member's clock."""
+        """The time when trust ends without a further beat, on the member's clock."""
         return self._member.trusted_until
 
     @property
     def problem(self) -> UserMistake | None:
-        """The mistake that the last heartbeat of the thread met, if any."""
+        """The user mistake of the thread's last heartbeat, if any."""
         return self._member.problem
 
     @property
@@ -286,7 +285,7 @@ class GroupMember:
 
     @property
     def refusals(self) -> tuple[LeaseholdError, ...]:
-        """The mistakes in this member's assignment settings, as of the last heartbeat."""
+        """The errors in this member's assignment settings, as of the last heartbeat."""
         refusals = self._report.refusals if self._report is not None else ()
         return tuple(refusal.error for refusal in refusals if refusal.node == self.node)
 
@@ -301,7 +300,7 @@ class GroupMember:
         return next((row for row in self._snapshot.shards if row.shard == shard), None)
 
     def why_waiting(self, lease: ShardLease) -> str:
-        """Return the end of a sentence: the reason why a shard waits, and the remedy."""
+        """Return why a shard waits, and the remedy, as the end of a sentence."""
         states = {str(row.shard): row.state for row in self._snapshot.shards}
         return f"it {why_waiting(lease, states)}"
 
@@ -333,7 +332,7 @@ class GroupMember:
                     members=(self._member,),
                 )
             self.heartbeat(())
-            # Two contradicting members that joined at the same moment can both be in the group.
+            # If two contradicting members join at once, both can be in the group.
             for error in self.refusals:
                 if isinstance(error, AssignmentConflict):
                     self._rebalancer.leave()
@@ -343,8 +342,8 @@ class GroupMember:
         """Beat, carry out this member's part of the plan, and return the shards that it owns.
 
         `held` names the shards that the caller works on. Stop a shard that is in `held` and not in
-        the reply: another node waits for it, its source lets no consumer read it, or its tenure has
-        ended (then saving it raises `LeaseLost`). The reply is empty while the group is paused.
+        the reply: another node waits for it, it cannot be read now, or its tenure has ended (then
+        saving it raises `LeaseLost`). The reply is empty while the group is paused.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the member lost its place and cannot join again.
@@ -357,7 +356,7 @@ class GroupMember:
             report = self._report = self._rebalancer.tick()
             group = report.snapshot.group
             if not report.has_member(self.node, self._member.incarnation):
-                self._end_all(f"Node {self.node} is no member of group {group.key} now.")
+                self._end_all(f"Node {self.node} is no longer a member of group {group.key}.")
                 expelled = NodeNameTaken(
                     f"Node {self.node} lost its place in group {group.key} while it was joining: "
                     "register it again."
@@ -388,8 +387,8 @@ class GroupMember:
         """Persist all checkpoints, release all shards and leave the group.
 
         Saving is retried for up to the group's timeout. If a checkpoint is still not stored, the
-        member does not leave, since another node would read its records again; call `shutdown`
-        again. Otherwise its shards become free after the timeout.
+        member does not leave, because another node would read its records again; call `shutdown`
+        again.
 
         Raises:
             LeaseLost: a shard was lost and not reported yet; all other shards are saved.
@@ -418,9 +417,9 @@ class GroupMember:
     # -- one shard ----------------------------------------------------------------------------
 
     def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
-        """Begin to work on an owned shard; the outcome says where to resume.
+        """Open an owned shard; the outcome has the cursor to resume at.
 
-        `NotHeld` is a normal outcome: another node got the shard since the heartbeat.
+        `NotHeld` is a normal outcome: the shard was reassigned since the heartbeat.
         """
         if not self.trusted:
             return NotHeld("untrusted", None)
@@ -432,8 +431,8 @@ class GroupMember:
             run = f"{incarnation}.{self._openings}"
             outcome = self._store.open_tenure(key, shard, node, run)
             if isinstance(outcome, OpenByOther) and outcome.run.rpartition(".")[0] == incarnation:
-                # This process does not use that tenure: the reply to its opening was lost, or trust
-                # in it ended.
+                # This process does not use that tenure: the reply to its opening was lost, or its
+                # trust ended.
                 outcome = self._store.open_tenure(key, shard, node, run, replaces=outcome.run)
             if isinstance(outcome, Opened):
                 self._losses.pop(shard, None)
@@ -441,16 +440,16 @@ class GroupMember:
             return outcome
 
     def holds(self, shard: ShardId) -> bool:
-        """Return True if the shard is open here; the store is not read."""
+        """Return True if the shard is open here, without reading the store."""
         return self.trusted and shard in self._states()
 
     def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
-        """Make sure that the shard is open here, under `tenure` if one is given.
+        """Check that the shard is open here, under `tenure` if one is given.
 
-        Calls the store only if no beat was confirmed in time.
+        It reads the store only if no beat was confirmed in time.
 
         Raises:
-            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            LeaseLost: the tenure is over; raised once, then `ShardNotOpen`.
             ShardNotOpen: the shard is not open here.
             StoreError: no beat was confirmed in time, and the store does not answer.
         """
@@ -469,19 +468,19 @@ class GroupMember:
         """Set a shard's checkpoint: in memory, or in the store at once if `persist`.
 
         A checkpoint in memory is stored by the first heartbeat after `flush_s`, when the shard is
-        released, and at shutdown. `tenure`, if given, must be the open one: a consumer that this
-        process has replaced cannot save for its successor.
+        released, and at shutdown. `tenure`, if given, must be the open one, so that a replaced
+        consumer cannot save for its successor.
 
         Raises:
-            CheckpointRefused: it lies before the stored one. The shard stays open. To read
-                records again, force the checkpoint.
-            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            CheckpointRefused: it is before the stored one. The shard stays open. To read records
+                again, force the checkpoint.
+            LeaseLost: the tenure is over; raised once, then `ShardNotOpen`.
             ShardNotOpen: the shard is not open here.
-            StoreError: it could not be stored now; a later heartbeat tries again.
+            StoreError: it could not be stored now; a later heartbeat retries.
         """
-        # The cursor is kept before the tenure is checked, so that the next heartbeat saves it.
+        # The cursor is staged before the tenure is checked, so that the next heartbeat saves it.
         with self._fenced(shard, tenure) as open_shard:
-            open_shard.remember(cursor)
+            open_shard.stage(cursor)
         try:
             self._confirm()
         except StoreError:
@@ -489,12 +488,12 @@ class GroupMember:
                 raise
             return
         with self._fenced(shard, tenure) as open_shard:
-            open_shard.remember(cursor)
+            open_shard.stage(cursor)
             if persist:
                 open_shard.flush()
 
     def force_checkpoint(self, shard: ShardId, cursor: str, *, reason: str) -> None:
-        """Set the checkpoint of a shard that no run has open; the journal records the reason."""
+        """Force the checkpoint of a shard that no run has open."""
         self._store.force_checkpoint(
             self._member.key, shard, cursor, observer=str(self.node), reason=reason
         )
@@ -502,7 +501,7 @@ class GroupMember:
     def record_gap(
         self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record that `[start, end)` of an open shard cannot be read; `skip` continues at `end`.
+        """Record that `[start, end)` of an open shard cannot be read; with `skip`, move to `end`.
 
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
@@ -538,7 +537,7 @@ class GroupMember:
         """
         self._confirm()
         with self._fenced(shard) as open_shard:
-            open_shard.remember(cursor)
+            open_shard.stage(cursor)
             open_shard.flush()
             if isinstance(self._store.finish_empty(open_shard.tenure, cursor), Stale):
                 raise lease_lost(open_shard.tenure)
@@ -547,12 +546,11 @@ class GroupMember:
     def release(self, shard: ShardId, reason: str = "its client released it") -> None:
         """Persist the checkpoint and end the tenure; a shard in transfer goes to the next node.
 
-        A shard that the plan assigns to this member stays its own, and can be opened again.
+        A shard that is assigned to this member stays its own, and can be opened again.
 
         Raises:
             LeaseLost, ShardNotOpen: as for `save_checkpoint`.
-            StoreError: the store does not answer; the shard stays open until a heartbeat does not
-                report it.
+            StoreError: the store does not answer; the shard stays open until a heartbeat omits it.
         """
         self._confirm()
         self._release(shard, reason)
@@ -590,7 +588,7 @@ class GroupMember:
     # -- losses, each reported once -----------------------------------------------------------
 
     def raise_loss(self, shard: ShardId | None = None) -> None:
-        """Raise a loss that was not reported yet, of `shard` or of any shard."""
+        """Raise an unreported loss, of `shard` or of any shard."""
         with self._lock:
             if shard is None:
                 shard = next(iter(self._losses), None)
@@ -599,7 +597,7 @@ class GroupMember:
             raise loss
 
     def report_later(self, shard: ShardId, loss: LeaseLost) -> None:
-        """Store a loss, which the next call that names the shard raises."""
+        """Store a loss; the next call that names the shard raises it."""
         with self._lock:
             self._losses[shard] = loss
 
@@ -614,7 +612,7 @@ class GroupMember:
         self._losses[shard] = LeaseLost(reason)
 
     def _end_all(self, reason: str) -> None:
-        """End trust and all tenures, since the node is no longer a member."""
+        """End trust and all tenures."""
         self._member.end_trust(reason)
         with self._lock:
             for shard in self._states():
@@ -627,11 +625,10 @@ class GroupMember:
 
         1. The process stalls for longer than its trust window. Until step 3 it reads, saves and
            opens nothing.
-        2. It beats. If the beat is accepted, the node was not evicted, because an eviction removes
-           its incarnation. From now on, an eviction takes the whole timeout again.
+        2. It beats. If the store accepts the beat, the node was not evicted, because an eviction
+           removes its incarnation. From now on, an eviction takes the whole timeout again.
         3. It reads the rows of its shards. If a row has the same epoch and run, no other node has
-           opened the shard, since every opening raises the epoch. The shard continues under the
-           same tenure.
+           opened the shard, because every opening increments the epoch. The tenure continues.
         4. If another node took the shards, step 2 is refused or the rows of step 3 differ, and the
            tenures end. If a node takes them after step 3, the store refuses the next write, which
            names the old tenure.
@@ -657,11 +654,11 @@ class GroupMember:
         if not self.trusted:
             raise StoreUnavailable(
                 f"The lease store answers too slowly for the timeout of group {member.key}: node "
-                f"{member.node} cannot rely on its shards, and tries again."
+                f"{member.node} cannot rely on its shards, and retries."
             )
 
     def _states(self) -> dict[ShardId, _State]:
-        """Return the shards whose tenures have not ended, without reading the store."""
+        """Return the states of the shards whose tenures have not ended."""
         with self._lock:
             return {shard: each.state for shard, each in self._open.items() if not each.end_reason}
 
@@ -670,11 +667,11 @@ class GroupMember:
     ) -> None:
         """End tenures that the store has replaced, or whose confirmed checkpoint it has lost.
 
-        `states` is as of before `progress` was read. Otherwise:
+        `states` must be older than `progress`. Otherwise:
 
-        1. The beat reads the rows; a shard is unassigned.
+        1. The heartbeat reads the rows; a shard is unassigned.
         2. The caller opens it: epoch 1.
-        3. The beat compares the rows of step 1, in which epoch 1 does not exist.
+        3. The heartbeat compares it with the row of step 1, which lacks epoch 1, and ends it.
         """
         with self._lock:
             for shard, before in states.items():
@@ -701,9 +698,9 @@ class GroupMember:
 
         A shard that was never reported stays open:
 
-        1. The beat's thread lists the shards to report.
-        2. The caller opens one more.
-        3. The beat reports the list of step 1, which lacks the new shard.
+        1. The heartbeat thread lists the shards to report.
+        2. The caller opens another one.
+        3. The heartbeat reports the list of step 1, which lacks the new shard.
         """
         for shard, open_shard in list(self._open.items()):
             if shard in reported:
@@ -711,7 +708,7 @@ class GroupMember:
             elif open_shard.reported and open_shard.end_reason:
                 del self._open[shard]
                 try:
-                    # If only trust ended, the row still has this tenure.
+                    # If only trust ended, the tenure is still open in the store.
                     self._store.close_tenure(open_shard.tenure, reason=open_shard.end_reason)
                 except (LeaseLost, StoreError) as error:
                     # The next opening replaces the tenure.
@@ -728,9 +725,9 @@ class GroupMember:
     def _release_all(self, losses: list[LeaseLost]) -> StoreError | None:
         """Save and close the open tenures; add lost ones to `losses`, return the last failure.
 
-        Only unsaved checkpoints are retried: leaving the group closes the tenures.
+        Only unsaved checkpoints are retried, because leaving the group closes the tenures.
         """
-        give_up_at = self._member.clock() + self._member.timeout_s
+        deadline = self._member.clock() + self._member.timeout_s
         while True:
             failure: StoreError | None = None
             for shard in self._states():
@@ -742,7 +739,7 @@ class GroupMember:
                     continue
                 except StoreError as error:
                     failure = error
-                if self._member.clock() >= give_up_at:
+                if self._member.clock() >= deadline:
                     return failure
             if failure is None or not self._unsaved():
                 return failure

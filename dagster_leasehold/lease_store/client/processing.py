@@ -1,7 +1,7 @@
-"""A worker that passes the records of its shards to processors that the user writes.
+"""A worker that passes the records of its shards to the user's processors, one for each shard.
 
-Each shard has its own processor. The worker calls `initialize`, then `process` repeatedly, then
-`shutdown`, from the thread that calls `step` or `run`.
+It calls `initialize`, then `process` repeatedly, then `shutdown`, from the thread that calls `step`
+or `run`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Processor(Protocol):
         """Process some records, in order.
 
         Returns:
-            None if all records are done. Otherwise the cursor to read from next. If it is a cursor
-            of these records, the records before it are done. An earlier cursor returns to records
-            that were done before; the checkpoint stays until they are done again.
+            None if all records are done. Otherwise the cursor to read from next. If it is one of
+            these records, the records before it are done. An earlier cursor goes back to processed
+            records; the checkpoint stays until they are processed again.
         """
         ...
 
@@ -65,7 +65,7 @@ class Processor(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """The work on one shard; `rewind_cursor` is the earlier cursor that the processor returned."""
+    """The work on one shard; `rewind_cursor` is an earlier cursor that the processor returned."""
 
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
     processor: Processor | None = None
@@ -81,7 +81,7 @@ class _Work:
 
 
 class ProcessorWorker:
-    """Gives the records of the shards that a member owns to processors.
+    """Passes the records of a member's shards to processors.
 
     A processor that raises gets the same records again, after a pause that doubles up to a
     minute; the other shards continue.
@@ -91,7 +91,7 @@ class ProcessorWorker:
         feed: reads the log.
         processor: creates a processor for each shard that is opened.
         records_max: the most records of one `process` call.
-        idle_s: how long `run` sleeps when no shard had anything to read.
+        idle_s: how long `run` sleeps after no shard had records, in seconds.
         stall_limit_s: the longest time that one call of a processor or of the feed can take, in
             seconds. After that the worker leaves the group, so that other nodes continue with its
             shards, and no result of the call is saved.
@@ -130,7 +130,7 @@ class ProcessorWorker:
         self._left = False
 
     def states(self) -> dict[ShardId, ConsumerState]:
-        """Return the state of each shard that this worker processes or releases."""
+        """Return the state of each shard of this worker."""
         with self._lock:
             return {shard: work.consumer.state for shard, work in self._work.items()}
 
@@ -156,7 +156,7 @@ class ProcessorWorker:
             raise self._member.problem
 
     def beat(self) -> None:
-        """Beat once, and start to stop the shards that the node no longer owns.
+        """Send a heartbeat, and begin to stop the shards that the node no longer owns.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
@@ -179,7 +179,7 @@ class ProcessorWorker:
                     works[shard].fence(error)
 
     def _has_stalled(self) -> bool:
-        """Leave the group if a call takes too long; return True if that happened.
+        """Leave the group if a call takes too long; return True if it has.
 
         1. A processor hangs. This thread still beats, so no other node would ever get the shards.
         2. The worker leaves the group here. Other nodes continue from its checkpoints.
@@ -189,10 +189,9 @@ class ProcessorWorker:
             active, now = self._active, self._clock()
             if self._stalled is None and active and now - active[1] > self._stall_limit_s:
                 self._stalled = RunStalled(
-                    f"Shard {active[0]} made no progress for {self._stall_limit_s:g} s, so that "
-                    f"node {self._member.node} left its group, and others continue from the "
-                    "checkpoints: let the processor and the log answer sooner, or raise "
-                    "stall_limit_s."
+                    f"Shard {active[0]} made no progress for {self._stall_limit_s:g} s, so node "
+                    f"{self._member.node} left its group, and others continue from the "
+                    "checkpoints: make the processor and the log faster, or raise stall_limit_s."
                 )
                 _LOG.error("%s", self._stalled)
                 for work in self._work.values():
@@ -267,7 +266,7 @@ class ProcessorWorker:
                 work.fence(error)
         except Exception as error:
             unforeseen = None if isinstance(error, LeaseholdError) else error
-            _LOG.warning("Shard %s is tried again: %s", shard, error, exc_info=unforeseen)
+            _LOG.warning("Shard %s is retried: %s", shard, error, exc_info=unforeseen)
             work.failures += 1
             wait_s = retry_wait_s(work.failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
             work.retry_at = self._clock() + wait_s
@@ -288,7 +287,7 @@ class ProcessorWorker:
         return True
 
     def _read(self, shard: ShardId, work: _Work) -> bool:
-        """Pass the next records to the processor, and act on the cursor that it returns."""
+        """Pass the next records to the processor; confirm them, or go back to its cursor."""
         assert work.processor is not None
         if work.rewind_cursor is not None:
             return self._read_again(shard, work, work.processor, work.rewind_cursor)
@@ -312,23 +311,23 @@ class ProcessorWorker:
 
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
         """Process records again, up to the confirmed checkpoint, which does not change."""
-        done = self._loop.checked(shard).confirmed
+        end = self._loop.checked(shard).confirmed
         work.rewind_cursor = None
-        if start == done:
+        if start == end:
             return True
         try:
-            fetched = self._feed.fetch_between(shard, start, done, records_max=self._records_max)
+            fetched = self._feed.fetch_between(shard, start, end, records_max=self._records_max)
         except (CursorExpired, CursorInvalid) as error:
-            # All of these records were done before.
+            # All of these records were processed before.
             _LOG.warning("Shard %s cannot go back: %s", shard, error)
             return True
         work.rewind_cursor, records = start, fetched.records
-        rewind_cursor = processor.process(records) if records else done
+        rewind_cursor = processor.process(records) if records else end
         work.rewind_cursor = records[-1].next_cursor if rewind_cursor is None else rewind_cursor
         return True
 
     def _shut_down(self, shard: ShardId, work: _Work) -> bool:
-        """Shut the processor down, save, and end the tenure; return False to retry."""
+        """Shut down the processor, save, and end the tenure; return False to retry."""
         processor, work.processor = work.processor, None
         if processor is not None:
             try:

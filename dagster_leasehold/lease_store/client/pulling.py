@@ -1,4 +1,4 @@
-"""The pull loop over a member's shards, and the client through which a program polls records.
+"""The pull loop over a member's shards, and the client with which a program polls records.
 
 A shard is connected, its records are polled and confirmed, and it is released. A shard with a
 polled batch is transferred once the batch is confirmed or its protect time has passed. So another
@@ -49,7 +49,7 @@ PROTECT_DEFAULT_S = 60.0
 RECORDS_DEFAULT = 1000
 CONTINUE = "-1"
 PINNING_PAUSE_MAX_S = 60.0
-_REFUSED_BEFORE = "it was refused a moment ago"
+_REFUSED_BEFORE = "its last request was refused"
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class PulledBatch:
     records: tuple[Record, ...]
 
     def has_cursor(self, cursor: str) -> bool:
-        """Return True if confirming up to this cursor confirms a part of the batch."""
+        """Return True if the batch can be confirmed up to this cursor."""
         return cursor in {self.start, self.end, *(record.cursor for record in self.records)}
 
 
@@ -105,7 +105,7 @@ class Connection:
     Attributes:
         begin: the cursor where reading began.
         confirmed: the end of the confirmed records.
-        bootstrap: the bootstrap cursor that the caller gave, which can lie outside the shard.
+        bootstrap: the caller's bootstrap cursor; it can be outside the shard.
         leaving: True if another node waits for the shard, or the group is paused.
         over: True if a read-only shard was confirmed up to its end.
     """
@@ -122,7 +122,7 @@ class Connection:
     over: bool = False
 
     def starts_at(self, cursor: str) -> bool:
-        """Return True if connecting at this cursor again would change nothing."""
+        """Return True if connecting at this cursor again changes nothing."""
         untouched = self.confirmed == self.begin
         return cursor == self.confirmed or (untouched and cursor == self.bootstrap)
 
@@ -140,8 +140,8 @@ class PullLoop:
         feed: reads the log.
         clock: monotonic seconds.
         protect_s: the time that a batch waits for its confirmation, in seconds.
-        settles: True to release a shard that is leaving or over as soon as it has no outstanding
-            batch; False if the caller calls `settle`.
+        settles: True to release a shard that is leaving or over once it has no outstanding batch;
+            False if the caller calls `settle`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class PullLoop:
     # -- the member's shards ------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Beat once: update the owned shards, and release shards that another node waits for.
+        """Send a heartbeat, update the owned shards, and release shards for waiting nodes.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
@@ -186,7 +186,7 @@ class PullLoop:
                     self._release_unowned(shard, connection)
 
     def owned_shards(self) -> tuple[ShardId, ...]:
-        """Return the shards that the member owns, as of the last beat."""
+        """Return the shards that the member owned at the last heartbeat."""
         with self._lock:
             return self._owned
 
@@ -202,15 +202,15 @@ class PullLoop:
             self._member.shutdown()
 
     def _release_unowned(self, shard: ShardId, connection: Connection) -> None:
-        """Release a shard that the member no longer owns: now, or once its batch is settled."""
+        """Release a shard that the member no longer owns, now or once its batch is settled."""
         try:
             self._member.require(shard, connection.tenure)
         except ShardNotOpen:
             del self._open[shard]
             return
         except LeaseLost as error:
-            # Stop reporting the shard: it can be assigned to this node again, and the caller, which
-            # uses `partitions`, might never connect it.
+            # No longer report the shard: it can be assigned to this node again, but the caller
+            # might never connect it.
             del self._open[shard]
             self._member.report_later(shard, error)
             return
@@ -227,21 +227,21 @@ class PullLoop:
             try:
                 self._member.announce(shard, handoff_eta_s=wait_s)
             except (LeaseLost, StoreError) as error:
-                # The transfer then has the group's own deadline.
-                _LOG.info("The hand-over of shard %s was not announced: %s", shard, error)
+                # Without an estimate, the group's limit is the deadline.
+                _LOG.info("The transfer of shard %s was not announced: %s", shard, error)
 
     def _settle_or_log(self, shard: ShardId) -> None:
         try:
             self.settle(shard)
         except StoreError as error:
-            _LOG.warning("Shard %s could not be handed over: %s", shard, error)
+            _LOG.warning("Shard %s could not be transferred: %s", shard, error)
 
     def settle(self, shard: ShardId) -> None:
         """End the tenure of a connected shard that is leaving or over.
 
         Raises:
             LeaseLost: the shard was lost, and a confirmed checkpoint could not be saved.
-            StoreError: the store does not answer; the next beat tries again.
+            StoreError: the store does not answer; the next heartbeat retries.
         """
         with self._lock, self._dropping_lost(shard):
             connection = self.require(shard)
@@ -266,7 +266,7 @@ class PullLoop:
         if connection is None:
             raise ShardNotOpen(
                 f"Shard {shown(shard)} is not connected on node {self._member.node}: it was "
-                "disconnected, handed over, or never connected."
+                "disconnected, transferred, or never connected."
             )
         return connection
 
@@ -284,7 +284,7 @@ class PullLoop:
 
     @contextmanager
     def _dropping_lost(self, shard: ShardId) -> Generator[None]:
-        """Disconnect a shard that turns out to be lost."""
+        """Disconnect the shard if the block finds it lost."""
         try:
             yield
         except (LeaseLost, ShardNotOpen):
@@ -349,17 +349,17 @@ class PullLoop:
             return self._member.why_waiting(lease)
         if outcome.consumer_owner is None or outcome.consumer_owner == self._member.node:
             return f"it is in state {outcome.state}"
-        return f"it is {outcome.consumer_owner}'s"
+        return f"it belongs to {outcome.consumer_owner}"
 
     def _starting_cursor(self, shard: ShardId, opened: Opened, begin: Bootstrap | None) -> str:
-        """Return the cursor where reading begins, and store it.
+        """Return and store the cursor where reading begins.
 
         This is the bootstrap cursor, otherwise the stored checkpoint, otherwise the group's initial
-        position. A bootstrap cursor outside the shard is clamped; the difference is a gap.
+        position. A bootstrap cursor outside the shard is clamped; the difference is a gap. Without
+        a stored cursor, records can be lost:
 
         1. A client begins at the log's end, polls records, and dies before it confirms them.
-        2. The log has grown. Without a stored cursor, the next client would begin at the new end,
-           and the records in between would be lost.
+        2. The log has grown. The next client begins at the new end, after these records.
         """
         member, stored = self._member, self._member.persisted(shard)
         if begin is not None:
@@ -383,7 +383,7 @@ class PullLoop:
     def next_batch(self, shard: ShardId, records_max: int) -> PulledBatch | None:
         """Return the next records of a shard, or None. Raises as `PullClient.poll`.
 
-        The log is read without the lock, so that a slow log does not delay the beats.
+        The log is read without the lock, so that a slow log does not delay heartbeats.
         """
         with self._lock:
             connection = self.checked(shard)
@@ -418,7 +418,7 @@ class PullLoop:
             return self._feed.fetch(shard, start, records_max=records_max)
 
     def _cursor_after_gap(self, shard: ShardId, cursor: str) -> str:
-        """Record that retention removed records from `cursor` on; return where reading resumes.
+        """Record a gap from `cursor` on; return the cursor where reading resumes.
 
         Raises:
             GapHeld: the group holds at gaps, and this one is not accepted yet.
@@ -448,7 +448,7 @@ class PullLoop:
         if not fetched.records:
             with self._dropping_lost(shard):
                 if fetched.end != connection.confirmed:
-                    # Some logs renew the cursor of an idle shard, so that it does not expire.
+                    # Some logs renew an idle shard's cursor, so that it does not expire.
                     self._member.save_checkpoint(shard, fetched.end, tenure=connection.tenure)
                     connection.confirmed = fetched.end
                 self._end_if_over(shard, connection)
@@ -475,11 +475,11 @@ class PullLoop:
             ConfirmedTooLate: the protect time ended first, and the batch was rolled back.
             LeaseLost: the shard was lost, so another node reads the records; raised once.
             ShardNotOpen: the shard is no longer connected.
-            ValueError: `upto` is no cursor of the batch.
+            ValueError: `upto` is not a cursor of the batch.
         """
         end = batch.end if upto is None else upto
         if not batch.has_cursor(end):
-            raise ValueError(f"{shown(end)} is no cursor of this batch of shard {batch.shard}.")
+            raise ValueError(f"{shown(end)} is not a cursor of this batch of shard {batch.shard}.")
         with self._lock:
             connection = self.require(batch.shard)
             connection.roll_back_if_due(self._clock())
@@ -508,16 +508,16 @@ class PullLoop:
 
 
 class PullClient(PullLoop):
-    """Consumes shards of a group whenever its caller polls.
+    """Consumes shards of a group when its caller polls.
 
     Args:
         feed: reads the log.
         name: the node's name in the group.
-        incarnation: new for every process, such as a random id.
+        incarnation: unique to this process, such as a random id.
         clock: monotonic seconds.
         protect_s: the time that a polled batch waits for its confirmation, in seconds.
         flush_s: the longest time that a confirmed checkpoint stays in memory, in seconds.
-        background: beat on a thread; False if the caller calls `beat`.
+        background: True to send heartbeats on a thread; False if the caller calls `beat`.
         pause: sleeps between two attempts to save during `shutdown`.
     """
 
@@ -541,7 +541,7 @@ class PullClient(PullLoop):
         super().__init__(member, feed, clock=clock, protect_s=protect_s)
         self._background = background
         self._turns = itertools.count()
-        # For each refused shard: the time of the next request, and the number of written requests.
+        # For each refused shard: the time of the next request, and the number of written ones.
         self._refused: dict[ShardId, tuple[float, int]] = {}
 
     def start(self, source_count: int = -1, node_id: int = 0) -> None:
@@ -552,7 +552,7 @@ class PullClient(PullLoop):
 
         Raises:
             NodeNameTaken: another live process uses the name.
-            AssignmentConflict: count and id do not fit the other members'.
+            AssignmentConflict: count and id contradict another member's.
             StoreError, UnknownGroup: the store does not answer, or has no such group.
         """
         with self._lock:
@@ -564,17 +564,17 @@ class PullClient(PullLoop):
                 self._member.start(self.beat)
 
     def shutdown(self) -> None:
-        """Stop beating, and `leave`. After an error, call it again to retry."""
+        """Stop the heartbeats, and `leave`. After an error, call it again to retry."""
         self._member.stop()
         self.leave()
 
     @property
     def trusted_until(self) -> float:
-        """The moment, on the client's clock, until which the client can rely on its shards."""
+        """The time on the client's clock until which it can rely on its shards."""
         return self._member.trusted_until
 
     def partitions(self) -> tuple[ShardId, ...]:
-        """Return the shards that this node owned at the last beat."""
+        """Return the shards that this node owned at the last heartbeat."""
         self._raise_problem()
         return self.owned_shards()
 
@@ -584,14 +584,14 @@ class PullClient(PullLoop):
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
         or from the group's initial position. If it differs from a stored checkpoint, the
         checkpoint is forced first. In a pinned group this call also requests the shard, and
-        withdraws the request if the shard cannot be opened. A connected shard stays as it is.
+        withdraws the request if the shard cannot be opened. A connected shard stays unchanged.
 
         Raises:
             LeaseLost: it was connected and lost; call again.
             ShardOccupied: another node owns it, another run of this node has it open, or it is
                 connected and is not at `bootstrap`.
             UnknownShard: the group has no such shard.
-            CursorInvalid: `bootstrap` is no cursor of the shard.
+            CursorInvalid: `bootstrap` is not a cursor of the shard.
             StoreError: the store does not answer, so the cursor could not be stored.
         """
         self._raise_problem()
@@ -603,7 +603,7 @@ class PullClient(PullLoop):
                 if start is None or connection.starts_at(start):
                     return connection.confirmed
                 raise ShardOccupied(
-                    f"Shard {shown(shard)} is connected already, at cursor {connection.confirmed}: "
+                    f"Shard {shown(shard)} is already connected, at cursor {connection.confirmed}: "
                     "disconnect it before you begin elsewhere."
                 )
             # An invalid cursor is refused before anything is changed.
@@ -653,7 +653,7 @@ class PullClient(PullLoop):
         """Return the next records of a shard, or of the connected shards in turn; None if empty.
 
         Raises:
-            BatchUnconfirmed: the shard's last batch still waits for its confirmation.
+            BatchUnconfirmed: the shard's last batch is not confirmed yet.
             LeaseLost: the shard was lost; raised once.
             ShardNotOpen: it is not connected, or was transferred.
             GapHeld: records were removed before they were read, and the group holds at gaps.
@@ -701,8 +701,8 @@ class PullClient(PullLoop):
         """Request a shard; withdraw the request if the shard is not available.
 
         Each change of a request writes to the store and its journal. So a shard that was occupied
-        at the last beat is refused without a request. After a refused request, the next one waits
-        for a pause that doubles up to a minute.
+        at the last heartbeat is refused without a request. After a refused request, the pause
+        before the next one doubles up to a minute.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -746,7 +746,7 @@ class PullClient(PullLoop):
         self._member.offer(replace(self._member.settings, pinned=pinned))
 
     def _obstacle(self, shard: ShardId) -> str:
-        """Return why the shard was not available at the last beat; empty if it was.
+        """Return why the shard was not available at the last heartbeat; empty if it was.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -754,8 +754,8 @@ class PullClient(PullLoop):
         lease = self._member.lease(shard)
         if lease is None:
             raise UnknownShard(
-                f"Group {self._member.group.key} has no shard {shown(shard)}: connect one that it "
-                "has."
+                f"Group {self._member.group.key} has no shard {shown(shard)}: connect one of its "
+                "shards."
             )
         if lease.state is ShardState.WAIT:
             return self._member.why_waiting(lease)
@@ -766,7 +766,7 @@ class PullClient(PullLoop):
         return self._rivalry(lease) if lease.subscribable else UNSUBSCRIBABLE
 
     def _rivalry(self, lease: ShardLease) -> str:
-        """Name another node that requests the shard, or is about to release it.
+        """Return the reason if another node requests the shard, or is about to release it.
 
         A node that owns the shard without a request transfers it to this node, by the plan.
         """
@@ -778,9 +778,9 @@ class PullClient(PullLoop):
         ]
         for owner in (holder, lease.lease_owner):
             if owner in rivals:
-                return f"it is {owner}'s"
+                return f"it belongs to {owner}"
         if rivals:
-            return f"{rivals[0]} asks for it"
+            return f"{rivals[0]} requests it"
         if lease.state is ShardState.TRANSFER and holder != node:
-            return f"{holder} hands it over once its batch is done"
+            return f"{holder} transfers it once its batch is done"
         return ""
