@@ -1,4 +1,4 @@
-"""Column types and columns that mean the same on every database."""
+"""Column types and columns with the same meaning on every database."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class ExactText(sa.TypeDecorator[str]):
-    """Text in VARBINARY, which MySQL compares byte by byte: no collation, padding or case folding.
+    """Text in VARBINARY, which MySQL compares byte by byte.
 
-    MySQL's text collations treat `a`, `A`, `á` and `a ` as the same key.
+    Its text collations treat `a`, `A`, `á` and `a ` as the same key.
     """
 
     impl = mysql.VARBINARY
@@ -43,19 +43,18 @@ def _decoded(value: Any) -> Any:
 
 
 def exact_text(length: int) -> TypeEngine[str]:
-    """Return the type of a text that is compared byte by byte; SQLite's own text is."""
+    """Return the type of a text that is compared byte by byte, like SQLite's own text."""
     return sa.String(length).with_variant(ExactText(length), "mysql")
 
 
 class EventTime(sa.TypeDecorator[datetime]):
-    """A moment as microseconds since 1970 in UTC, in any time zone of the session."""
+    """A time as microseconds since 1970 in UTC, for any time zone of the session."""
 
     impl = sa.BigInteger
     cache_ok = True
 
     @override
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        """Return the number; a time without a zone would be ambiguous."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -68,7 +67,7 @@ class EventTime(sa.TypeDecorator[datetime]):
 
 
 JsonText = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql")
-"""JSON, decoded by `sql_store.mapping`. MySQL's TEXT ends at 64 KiB, which many files exceed."""
+"""JSON, decoded by `sql_store.mapping`. Many files exceed the 64 KiB of MySQL's TEXT."""
 AutoNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 ServerTime = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
 
@@ -117,7 +116,7 @@ def count_column(name: str) -> sa.Column[int]:
 
 
 def times() -> tuple[sa.Column[Any], sa.Column[Any]]:
-    """Return the times of a row's creation and last change, for people only."""
+    """Return the columns for the times of a row's creation and last change, for people only."""
     return (
         sa.Column("create_time", ServerTime, nullable=False, default=server_time()),
         sa.Column(

@@ -1,7 +1,4 @@
-"""The meaning of database errors for a transaction, by the error's number.
-
-The class of the driver's error says nothing: all of these are an `OperationalError`.
-"""
+"""The meaning of database errors for a transaction, by number: all are an `OperationalError`."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ class Verdict(Enum):
     """How to continue after a database error."""
 
     RETRY = "the whole transaction was or can be rolled back; run it again"
-    LOST = "the connection is gone; what it had not committed is undone"
+    LOST = "the connection is gone; uncommitted changes are undone"
     UNAVAILABLE = "the database cannot be reached now"
-    READ_ONLY = "the database refuses writes; its connection leads to the wrong server"
+    READ_ONLY = "the database refuses writes; the connection is to the wrong server"
     FATAL = "repeating will not help"
 
 
@@ -62,9 +59,9 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
 }
 
 SQLITE_FULL = 13
-SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
+SQLITE_IOERR_SHMSIZE = 4874  # the shared-memory file cannot grow
 PACKET_TOO_LARGE = 1153
-"""The server also closes the connection, and would refuse the same statement again."""
+"""The server also closes the connection, and refuses the same statement again."""
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {
@@ -73,8 +70,8 @@ ADVICE: dict[int, str] = {
     1045: "check the account and the password in its URL",
     1049: "create the database first",
     1153: "raise max_allowed_packet on the server; nothing was changed",
-    1142: "grant the account of its URL what `leasehold db upgrade` or this command needs",
-    1143: "grant the account of its URL what `leasehold db upgrade` or this command needs",
+    1142: "grant the account of its URL the rights of `leasehold db upgrade` or this command",
+    1143: "grant the account of its URL the rights of `leasehold db upgrade` or this command",
     2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
     2026: "enable TLS on the server, or drop the ssl_ options from its URL",
 }
@@ -105,10 +102,10 @@ def verdict(error: DBAPIError) -> Verdict:
     if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
         return Verdict.FATAL  # the server's certificate is wrong
     if hasattr(error.orig, "sqlite_errorcode"):
-        # The low byte is the error; the rest names the part of SQLite.
+        # The low byte is the error; the rest is the part of SQLite.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
     result = MYSQL_VERDICTS.get(number, Verdict.FATAL)
     if result is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:
-        # PyMySQL closed the connection itself, and gives no number.
+        # PyMySQL closed the connection itself, without a number.
         return Verdict.LOST
     return result

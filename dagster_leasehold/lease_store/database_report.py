@@ -1,4 +1,4 @@
-"""A report of the lease store's database, as this host sees it."""
+"""A report of the lease store's database, as seen from this host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.transactions import Transaction, isolation, p
 PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
 """The tables whose old rows are deleted."""
 _DENIED = (1142, 1143)
-"""The error numbers of a missing right on a table or a column."""
+"""The error numbers of a missing privilege on a table or a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DatabaseSession:
     """A session with a server, as the server itself describes it.
 
     Attributes:
-        isolation: of its transactions.
+        isolation: the isolation level of its transactions.
         lock_wait_s: its `innodb_lock_wait_timeout`.
         idle_s: its `wait_timeout`, after which the server ends an idle session.
         cipher: the TLS cipher suite; empty without TLS.
@@ -45,15 +45,15 @@ class DatabaseSession:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseReport:
-    """The database as this host sees it.
+    """The database as seen from this host.
 
     Attributes:
         server: its kind and version.
-        session: with the server; None for a file.
-        schema: of its lease tables.
-        refused: the rights that this account lacks, such as `DELETE on batch`; None for a file, or
-            for the schema of another release.
-        now: the database's own clock.
+        session: the session with the server; None for a file.
+        schema: the schema of its lease tables.
+        refused: the privileges that this account lacks, such as `DELETE on batch`; None for a
+            file, or for the schema of another release.
+        now: the time on the database's own clock.
     """
 
     server: str
@@ -67,17 +67,17 @@ def database_report(url: SecretStr) -> DatabaseReport:
     """Return a report of the database at a URL, without changing it.
 
     Raises:
-        InvalidSetting: the URL is not of a supported database, or says nothing about TLS.
+        InvalidSetting: the database is not supported, or the URL lacks a TLS option.
         StoreError: it does not answer, or its sessions are not safe for leases.
     """
     transactions = open_transactions(url)
     try:
-        return transactions.read("report", lambda transaction: _look(transaction, url))
+        return transactions.read("report", lambda transaction: _report(transaction, url))
     finally:
         transactions.engine.dispose()
 
 
-def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
+def _report(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     connection = transaction.connection
     dialect = connection.dialect
     maria = getattr(dialect, "is_mariadb", False)
@@ -85,7 +85,7 @@ def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     version = ".".join(str(part) for part in dialect.server_version_info or ())
     stored = schema.stored(connection)
     server = dialect.name != "sqlite"
-    # The server checks rights before it reads rows, so statements without rows are enough.
+    # The server checks privileges before it reads rows, so statements without rows are enough.
     refused: tuple[str, ...] | None = None
     if server and stored.revision == HEAD:
         each = tables.metadata.sorted_tables

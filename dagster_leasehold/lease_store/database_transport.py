@@ -1,7 +1,7 @@
 """The transport of a session to MariaDB or MySQL: verified TLS, or a local connection.
 
-Without TLS, others on the network can read rows and passwords. So a server on another machine needs
-either TLS with a verified certificate, or an option in the URL that says that the network is
+Without TLS, others on the network can read rows and passwords. So for a server on another machine,
+the URL must have either TLS with a verified certificate, or an option that declares the network
 private. The loopback interface and a socket need neither.
 """
 
@@ -22,7 +22,7 @@ _FILES = ("ssl_ca", "ssl_cert", "ssl_key")
 def transport(url: URL) -> tuple[URL, dict[str, Any]]:
     """Return the URL without its `ssl_*` options, and the driver's arguments for them.
 
-    The driver itself would accept any certificate.
+    By itself, the driver would accept any certificate.
 
     Raises:
         InvalidSetting: an option is unknown, a file cannot be read, or the URL of a server on
@@ -32,8 +32,8 @@ def transport(url: URL) -> tuple[URL, dict[str, Any]]:
     options = {name: _text(query.pop(name)) for name in tuple(query) if name.startswith("ssl_")}
     if not options and not _stays_here(url):
         raise InvalidSetting(
-            f"The lease store's URL leads to {shown(url.host or '')} without TLS, where others "
-            "could read its password and its data: add ?ssl_ca=/path/to/authority.pem to it, or "
+            f"The lease store's URL leads to {shown(url.host or '')} without TLS, so others could "
+            "read its password and its data: add ?ssl_ca=/path/to/authority.pem to it, or "
             f"?{MODE}={WITHOUT_TLS} if the network is private."
         )
     unknown = sorted(options.keys() - {*_FILES, MODE})
@@ -46,8 +46,7 @@ def transport(url: URL) -> tuple[URL, dict[str, Any]]:
         )
     if MODE in options and len(options) > 1:
         raise InvalidSetting(
-            f"The lease store's URL has {MODE}={WITHOUT_TLS} beside files for TLS: keep one of "
-            "them."
+            f"The lease store's URL has {MODE}={WITHOUT_TLS} and files for TLS: keep one of them."
         )
     url = url.set(query=query)
     if MODE in options:

@@ -1,12 +1,12 @@
 """Draining a group: pause it, and wait until no run has a shard open.
 
 A closed tenure proves that a shard's checkpoint is durable: a run closes its tenures after its last
-commit, and a client after it has saved its confirmed records. Nothing opens again, because:
+commit, and a client after it has saved its confirmed records. No shard is opened again, because:
 
 1. `open_tenure` locks the shard's row, and only then checks if the group is paused.
 2. The pause is committed.
-3. `draining` locks all rows of the group. It waits for a transaction that locked a row first, and
-   reads its tenure. A transaction that locks a row afterwards finds the group paused.
+3. `draining` locks all rows of the group. If another transaction locked a row first, it waits, and
+   reads the new tenure. A transaction that locks a row afterwards finds the group paused.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ShardDrain:
         check_point: the cursor up to which output is committed.
         holder: the node that can consume it.
         run: the run that has it open; empty if none has.
-        intent: a range with an intent and no commit. If no run has the shard open, a dead run left
-            it, and the next run repeats the range.
+        intent: a range with an intent and no commit. If no run has the shard open, the range is
+            from a dead run, and the next run repeats it.
     """
 
     shard: ShardId
@@ -86,7 +86,7 @@ def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Ba
 
 
 def wait_until_drained(
-    look: Callable[[], Draining],
+    poll: Callable[[], Draining],
     *,
     timeout_s: float,
     clock: Callable[[], float],
@@ -96,7 +96,7 @@ def wait_until_drained(
     """Wait until a paused group is drained or resumed, or `timeout_s` has passed.
 
     Args:
-        look: reads the group's state: `Groups.draining` of the lease store.
+        poll: reads the group's state by `Groups.draining`.
         timeout_s: the longest time to wait, in seconds.
         clock: monotonic seconds.
         sleep: waits, in seconds.
@@ -109,7 +109,7 @@ def wait_until_drained(
     until = clock() + timeout_s
     previous: Draining | None = None
     while True:
-        draining = look()
+        draining = poll()
         if draining != previous:
             report(draining)
             previous = draining

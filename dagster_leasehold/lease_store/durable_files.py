@@ -28,19 +28,15 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
     """Create a folder and its missing parents, all with durable names.
 
-    A durable file is lost if the name of a folder above it is not durable:
+    A durable file is lost if the name of a parent folder is not durable:
 
     1. A job creates the folder of its attempt, writes files, and syncs the files and the folder.
     2. The commit that names them is durable.
-    3. The power fails before the folder's own name was written to the disk.
-
-    Args:
-        folder: the new folder.
-        exist_ok: accept an existing folder, whose name is durable already.
+    3. The power fails before the folder's own name is written to the disk.
 
     Raises:
         FileExistsError: it exists, and `exist_ok` is false; or it is a file.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if exist_ok and folder.is_dir():
         return
@@ -60,13 +56,13 @@ def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
 def replacing(path: Path, *, durable: bool = False, mode: int | None = None) -> Generator[BinaryIO]:
     """Open a draft that replaces a file atomically once it is complete.
 
-    Readers see the old or the new file. An incomplete draft is deleted. Each draft has a unique
-    name, so two processes can replace a file at once.
+    An incomplete draft is deleted. Each draft has a unique name, so two processes can replace a
+    file at once.
 
     Args:
         path: the file, in an existing folder.
         durable: wait until the new file and its name are durable.
-        mode: the permissions of the draft from the start; by default the permissions of new files.
+        mode: the permissions of the draft; by default the permissions of new files.
 
     Raises:
         OSError: the file cannot be written; the old one stays.

@@ -1,7 +1,7 @@
-"""The errors that Leasehold raises on purpose.
+"""The errors of Leasehold.
 
-Each message says what is wrong, where, and what to do. Foreign values are escaped and cut, so that
-an error is always one line.
+Each message has the problem, its subject and the remedy. Foreign values are escaped and truncated,
+so that an error is always one line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED_SECRET = re.compile(
 
 
 def shown(text: object) -> str:
-    """Return `text` quoted for a message: one printable line, cut to a readable length."""
+    """Return `text` quoted for a message: one printable line of limited length."""
     escaped = repr(str(text))
     if len(escaped) <= SHOWN_LENGTH_MAX:
         return escaped
@@ -28,7 +28,7 @@ def shown(text: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a foreign text, printable and cut to 300 bytes."""
+    """Return the first line of a foreign text: printable, and at most 300 bytes."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
     printable = "".join(letter if letter.isprintable() else "?" for letter in first)
     encoded = printable.encode(errors="replace")
@@ -51,9 +51,9 @@ def plain_reason(message: str) -> str:
 
 
 def without_secrets(line: str) -> str:
-    """Replace parts of a line that look like credentials.
+    """Mask parts of a line that look like credentials.
 
-    Clients of foreign services put their arguments into error messages.
+    The error messages of client libraries can contain their arguments.
     """
     return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))
 
@@ -63,7 +63,7 @@ class LeaseholdError(Exception):
 
 
 class UserMistake(LeaseholdError):
-    """An error that the caller can fix; shown without a stack trace."""
+    """An error that the user can fix; shown without a stack trace."""
 
 
 class InvalidIdentifier(UserMistake):
@@ -125,11 +125,11 @@ class CheckpointRefused(UserMistake):
 
 
 class CopyRefused(UserMistake):
-    """A lease store cannot be copied like this, or not now."""
+    """A lease store cannot be copied now, or with these URLs."""
 
 
 class StoreError(LeaseholdError):
-    """The lease store could not do an operation."""
+    """An operation of the lease store failed."""
 
 
 class StoreUnavailable(StoreError):
@@ -157,7 +157,7 @@ class CheckpointUnsaved(StoreError):
 
 
 class LeaseLost(LeaseholdError):
-    """A tenure is over: nothing can be written under it."""
+    """A tenure is over, so it cannot write."""
 
 
 class SourceError(LeaseholdError):
@@ -169,10 +169,10 @@ class SourceUnavailable(SourceError):
 
 
 class SourceThrottled(SourceUnavailable):
-    """The service asks for fewer requests, and still did after retries.
+    """The service throttles, and retries did not help.
 
     Attributes:
-        retry_after_s: how long the service asked to wait, in seconds; 0 if it did not say.
+        retry_after_s: the wait that the service requires, in seconds; 0 if unknown.
     """
 
     retry_after_s: float = 0.0
@@ -183,7 +183,7 @@ class SourceThrottled(SourceUnavailable):
 
 
 class SourceRefused(SourceError, UserMistake):
-    """The service rejects the credentials, or they do not allow the request."""
+    """The service refuses the credentials, or they do not allow the request."""
 
 
 class CursorExpired(SourceError):
@@ -203,19 +203,19 @@ class PayloadDamaged(SourceError):
 
 
 class IntentConflict(LeaseholdError):
-    """A batch contradicts the ledger: its number, bounds or intent are not the next ones."""
+    """A batch contradicts the ledger by its number, bounds or intent."""
 
 
 class LogNotFound(SourceError, UserMistake):
-    """There is no log in this folder, or of this name."""
+    """There is no log in this folder, or with this name."""
 
 
 class LogRenewed(SourceError, UserMistake):
-    """A log was deleted and recreated under its name, so cursors mean other records."""
+    """A log was deleted and recreated, so its cursors point to other records."""
 
 
 class LogExists(UserMistake):
-    """The folder already holds a local log."""
+    """The folder already has a local log."""
 
 
 class ShardReadOnly(SourceError, UserMistake):
@@ -227,7 +227,7 @@ class ShardBusy(SourceError, UserMistake):
 
 
 class RecordRefused(UserMistake):
-    """A record is too large for the log, or not of the right type."""
+    """A record is too large for the log, or has the wrong type."""
 
 
 class ReshardingRefused(UserMistake):
@@ -267,7 +267,7 @@ class RunStalled(LeaseholdError):
 
 
 class ShardNotOpen(UserMistake):
-    """This client has not opened the shard, or has released it since."""
+    """This client has not opened the shard, or has released it."""
 
 
 class BatchUnconfirmed(UserMistake):

@@ -1,9 +1,9 @@
 """Named places in the code where a test can kill or freeze this process.
 
-Without the environment variable `LEASEHOLD_FAILPOINT` nothing happens. If it names a place, every
-process that reaches the place dies. If it names a folder after an `@`, a file in the folder with
-the name of a place arms that place once. The first process that reaches it renames the file to
-`<place>.<pid>`, and sends itself the signal that the file names (`KILL` if the file is empty).
+If the environment variable `LEASEHOLD_FAILPOINT` names a place, every process that reaches the
+place dies. If it names a folder after an `@`, a file in the folder with the name of a place arms
+that place once. The first process that reaches it renames the file to `<place>.<pid>`, and sends
+itself the signal that the file names (`KILL` if the file is empty).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def reach(place: str) -> None:
 
 
 def _reach_once(folder: Path, place: str) -> None:
-    taken = folder / f"{place}.{os.getpid()}"
+    own_file = folder / f"{place}.{os.getpid()}"
     try:
-        # If several processes get here at once, only one of them can rename the file.
-        (folder / place).rename(taken)
-        named = taken.read_text(encoding="utf-8").strip() or "KILL"
+        # If several processes get here at once, only one can rename the file.
+        (folder / place).rename(own_file)
+        name = own_file.read_text(encoding="utf-8").strip() or "KILL"
     except OSError:
         return
-    os.kill(os.getpid(), signal.Signals[f"SIG{named}"])
+    os.kill(os.getpid(), signal.Signals[f"SIG{name}"])

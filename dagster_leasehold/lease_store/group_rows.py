@@ -33,10 +33,10 @@ class AssignmentMode(StrEnum):
 
 
 class GapPolicy(StrEnum):
-    """The fate of records that retention removed before the group read them.
+    """The handling of records that retention removed before the group read them.
 
-    `hold` waits until an operator accepts the loss, `begin` continues with the oldest record that
-    is left, `end` continues after the newest one. Each such range is recorded as a gap.
+    `hold` waits until an operator accepts the loss, `begin` continues with the oldest remaining
+    record, `end` continues after the newest one. Each such range is recorded as a gap.
 
     Examples:
         >>> ShardStream("visits", LocalLog("log"), gap_policy=GapPolicy.BEGIN).gap_policy.value
@@ -54,10 +54,10 @@ class Timing:
 
     Attributes:
         timeout_s: T; a node whose counter has not moved for longer counts as dead.
-        beat_s: the interval between two beats; at most T/3.
+        beat_s: the interval between two heartbeats; at most T/3.
 
     Raises:
-        InvalidSetting: the durations break `0 < beat <= T/3`.
+        InvalidSetting: the durations violate `0 < beat <= T/3`.
     """
 
     timeout_s: float = TIMEOUT_DEFAULT_S
@@ -70,13 +70,13 @@ class Timing:
             )
         if not 0 < self.beat_s <= self.timeout_s * BEAT_FRACTION_MAX * (1 + 1e-9):
             raise InvalidSetting(
-                f"The beat interval is {self.beat_s} s with a lease timeout of {self.timeout_s} s: "
-                "use at most a third of the timeout."
+                f"The heartbeat interval is {self.beat_s} s with a lease timeout of "
+                f"{self.timeout_s} s: use at most a third of the timeout."
             )
 
     @property
     def trust_s(self) -> float:
-        """The time that a holder trusts itself, from just before its last beat was sent."""
+        """The time for which a holder trusts its leases, from just before a heartbeat was sent."""
         return self.timeout_s * TRUST_FRACTION
 
 
@@ -87,13 +87,13 @@ class Group:
     Attributes:
         ordered: True if a child shard waits until all its parents are finished.
         timeout_s: T, the volume lease timeout of its nodes.
-        handoff_limit_s: the longest time of a transfer, for any announced time.
+        handoff_limit_s: the longest time of a transfer, whatever a holder announces.
         initial_position: `begin`, `end` or an ISO 8601 time, for shards without a checkpoint.
         node_cap: the most shards that one node can hold, or None.
         weighted: True to balance the sum of the shards' weights instead of their number.
-        paused: True if nothing is claimed or opened; holders stop at their next batch boundary.
-        gap_policy: for records that were removed before they were read.
-        generation: rises with every change of membership, shard list or ownership.
+        paused: True if no shard is claimed or opened; holders stop at their next batch boundary.
+        gap_policy: the handling of records that were removed before they were read.
+        generation: incremented by every change of membership, shard list or ownership.
 
     Examples:
         >>> Group(GroupKey.parse("counting", "visits"), timeout_s=10).ordered
@@ -118,14 +118,14 @@ class Node:
     """A node of a group: row of `loghub_client_worker_instance`.
 
     Attributes:
-        lease_id: the volume lease: +1 per beat.
+        lease_id: the volume lease: +1 per heartbeat.
         incarnation: the process that has this name; empty if it left or was evicted.
         source_count: modulo assignment: the number of members, or None.
         node_id: modulo assignment: this member's remainder, or None.
         pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
         accepts_runs: False while the node's code server accepts no runs, or its deployment launches
-            none; the node then gives its shards away.
-        release_version: of the process that has this name.
+            none; its shards are then transferred.
+        release_version: the release of the process that has this name.
     """
 
     name: NodeName

@@ -1,4 +1,4 @@
-"""Identifiers, parsed wherever text enters, before they become paths, keys or SQL.
+"""Identifiers, parsed where text enters, before they become paths, keys or SQL.
 
 All have one grammar: an ASCII letter or digit, then up to 63 letters, digits, dots, underscores or
 hyphens. Such a text is safe as a MySQL key, a Dagster partition key and a folder that Spark lists.
@@ -56,7 +56,7 @@ class GroupName(Identifier):
 
 
 class ShardId(Identifier):
-    """The id of a shard, which is also its partition key in Dagster; the column `shard_id`.
+    """The id of a shard, also its partition key in Dagster; the column `shard_id`.
 
     Examples:
         >>> ShardId("shardId-000000000001")

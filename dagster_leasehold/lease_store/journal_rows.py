@@ -26,9 +26,9 @@ class Note:
             was replaced) or `accept` (a shard continues although its parent was reopened).
         reason: for people only.
         edge: the number of an `edge`.
-        facts: JSON values that code reads: of a `group` each changed setting with its values before
-            and after, of an `accept` the `parent`, of an `open` that rolled a shard forward to its
-            table the publication (`rolled_forward`).
+        facts: JSON values that code reads. A `group` has each changed setting with its values
+            before and after, an `accept` the `parent`, and an `open` that rolled a shard forward
+            to its table the publication (`rolled_forward`).
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry(Note):
-    """A row of the journal: a numbered and dated note of an observer."""
+    """A row of the journal: an observer's note with a number and a date."""
 
     sequence: int
     observer: str
@@ -73,7 +73,7 @@ class Gap:
 
 
 class EventKind(StrEnum):
-    """The receiver of an event of the outbox: Dagster, or the hook of the stream's declaration."""
+    """The receiver of an outbox event: Dagster, or the stream's hook."""
 
     MATERIALIZATION = "materialization"
     HOOK = "hook"
@@ -85,7 +85,7 @@ class OutboxEvent:
 
     Attributes:
         attempts: the number of failed deliveries.
-        error: of the last failed one, in one line; empty if none failed.
+        error: the error of the last failed one, in one line; empty if none failed.
         at: when it was committed.
     """
 

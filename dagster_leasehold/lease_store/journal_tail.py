@@ -1,13 +1,13 @@
-"""Follows the end of a journal; yields each entry once, in any order of the transactions.
+"""Follows the end of a journal; yields each entry once, even if transactions overlap.
 
 An entry is numbered when it is written, and visible when its transaction ends:
 
 1. Transaction A writes entry 10 and continues. B writes entry 11 and commits.
-2. A reader sees 11. If it continued from there, it would never see 10.
+2. A reader reads 11. If it continued from there, it would never read 10.
 3. A commits.
 
-So entries are read again for some time after a higher number appeared, until all transactions that
-were in flight then have ended. Entries that were read before are skipped.
+So after a higher number has appeared, entries are read again until all transactions that were in
+flight then have ended. Entries that were read before are skipped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 Value = TypeVar("Value")
 SETTLED_AFTER_S = 120.0
-"""Far longer than any transaction, since statements and idle times are limited."""
+"""Far longer than any transaction, because statements and idle times are limited."""
 
 
 class JournalTail:
-    """Reads the new entries of a group's journal since it was first read.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Reads the new entries of a group's journal since the first read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,7 +35,7 @@ class JournalTail:
         self._readings: deque[tuple[float, int]] = deque()
 
     def read(self, store: Ledger, key: GroupKey) -> Iterator[JournalEntry]:
-        """Yield the entries since the last call; none at the first call."""
+        """Yield the entries since the last call, and none at the first call."""
         if self._settled is None:
             self.begin(store, key)
             return
@@ -49,7 +45,7 @@ class JournalTail:
         )
 
     def touched(self, store: Ledger, key: GroupKey) -> set[ShardId]:
-        """Return the shards with new entries on tenures, after `begin`."""
+        """Return the shards with new entries on tenures; call `begin` first."""
         return set(self._unseen(store.touched(key, self._settle())))
 
     def begin(self, store: Ledger, key: GroupKey) -> None:
@@ -64,7 +60,7 @@ class JournalTail:
             if number not in self._seen:
                 self._seen.add(number)
                 yield value
-        # Every lower number was assigned before this moment.
+        # Every lower number was assigned before now.
         self._readings.append((self._clock(), highest))
 
     def _settle(self) -> int:

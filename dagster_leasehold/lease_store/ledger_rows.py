@@ -14,8 +14,8 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 class BatchState(StrEnum):
     """The state of a batch.
 
-    An `abandoned` batch has an intent and was never committed. A `withdrawn` batch was committed,
-    until a checkpoint was forced to before it; its range is read again.
+    An `abandoned` batch was intended and never committed. A `withdrawn` batch was committed, and
+    withdrawn when an earlier checkpoint was forced; its range is read again.
     """
 
     INTENT = "intent"
@@ -31,8 +31,8 @@ class DataFile:
     Attributes:
         path: relative to the stream's output folder.
         bytes: its size.
-        batches: the number of consecutive batches in it: the one that lists it and the ones that
-            follow, which list no file of this kind. A folded row counts as all of its batches.
+        batches: the number of consecutive batches in it, beginning with the batch that lists it;
+            the others list no file of this kind. A folded row counts as all of its batches.
         first_event_time: the smallest `event_time` after the transform, or None if unknown.
         last_event_time: the largest one, or None if unknown.
         untimed: the number of records without an event time, or None if unknown.
@@ -50,7 +50,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Counts and times of a batch; they never decide a cursor.
+    """Counts and times of a batch; no cursor depends on them.
 
     Attributes:
         records: records read; None if the transform stopped the reader early.
@@ -73,7 +73,7 @@ class BatchStatistics:
 class Batch:
     """A row of the ledger: the range `[start, end)` of one shard, intended or committed.
 
-    An old row can stand for several `batches`, folded into the first one. It has their range and
+    An old row can represent several `batches`, folded into the first one. It has their range and
     statistics, and the number and epoch of the last one.
     """
 
@@ -97,12 +97,12 @@ class Batch:
 
     @property
     def last(self) -> int:
-        """The number of the last batch that the row stands for."""
+        """The number of the last batch in the row."""
         return self.sequence if self.last_sequence is None else self.last_sequence
 
     @property
     def batch_id(self) -> str:
-        """The id of the range, the same for every attempt: an idempotency key within its group."""
+        """The idempotency key of the range within its group, the same for every attempt."""
         return batch_id(self.shard, self.sequence)
 
 
@@ -131,7 +131,7 @@ class BatchCommit:
         watermark: the shard's new watermark, or None to keep it.
         hooked: True if the stream's hook is called for it.
         mistimed: the number of records whose event time cannot be stored.
-        suspicion: of the records behind it, or None.
+        suspicion: the suspicion about the records after it, or None.
     """
 
     tenure: Tenure
@@ -153,7 +153,7 @@ class Throughput:
     """The sum of a shard's newest committed batches.
 
     Attributes:
-        records: the records read, or written if reading was stopped early.
+        records: the records read, or written if the reader was stopped early.
         first_at: when the oldest batch was committed.
         last_at: when the newest one was committed.
     """
@@ -187,7 +187,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class RewriteClaim:
-    """The right to replace a shard's committed output, beside its consumption.
+    """The right to replace a shard's committed output while the shard is consumed.
 
     Attributes:
         run: unique to one rewrite, so that it fences earlier ones; empty after the release.
@@ -204,11 +204,11 @@ class RewriteClaim:
 
 @dataclass(frozen=True, slots=True)
 class BatchRewrite:
-    """Other output for a committed batch; its range, number and tenure stay.
+    """New output for a committed batch; its range, number and tenure stay.
 
     Attributes:
-        generation: of the output that it replaces; the swap is refused if that has changed.
-        attempt: the committed attempt. It differs if a fail-over lost the batch and the range was
+        generation: the generation that it replaces; the swap is refused if that has changed.
+        attempt: the committed attempt. It differs if a failover lost the batch and the range was
             committed again under the same number. None skips this check.
     """
 
@@ -224,10 +224,11 @@ class LedgerHead:
     """The end of a shard's ledger.
 
     Attributes:
-        check_point: of the shard's row, read at the same moment.
+        check_point: the shard's checkpoint, read by the same statement.
         next_number: the number of the next batch, which can be an open intent.
         intent: the open intent's run, if any.
-        version: rises when committed rows are changed or removed, or the checkpoint is forced.
+        version: incremented when committed rows change or are removed, and when a checkpoint is
+            forced.
     """
 
     shard: ShardId
@@ -269,7 +270,7 @@ class LedgerCounters:
 
     @property
     def numbers_left(self) -> int:
-        """The most batches that can wait for publication; abandoned intents count too."""
+        """An upper bound of the unpublished batches; abandoned intents count too."""
         return max(self.committed_until - self.published_until, 0)
 
     def after(self, sequence: int, statistics: BatchStatistics) -> LedgerCounters:

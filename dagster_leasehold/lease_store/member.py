@@ -1,14 +1,14 @@
 """A node's membership in one group: join, beat, trust the leases, leave.
 
-Every process that beats for a node uses a `Member`: a rebalancer, an agent, a run and a client.
-A run and a client beat on a thread of the same process, so the beats of a frozen process stop.
+Every process that sends a node's heartbeats uses a `Member`: a rebalancer, an agent, a run and a
+client. A run and a client send them on a thread, so the heartbeats of a frozen process stop.
 
-Trust counts from before a beat was sent, not from its reply:
+Trust counts from before a heartbeat was sent, not from its reply:
 
-1. At 0 s the member sends a beat, and the store records it.
-2. The reply takes 3 s. An observer saw the new counter at 0 s, and evicts the node at T.
+1. At 0 s the member sends a heartbeat, and the store records it.
+2. The reply takes 3 s. An observer read the new counter at 0 s, and evicts the node at T.
 3. If trust counted from the reply, it would last until 3 s + 0.75 T, which can be after T.
-4. Counted from before the beat was sent, it ends at 0.75 T, always before T.
+4. Counted from before the heartbeat was sent, it ends at 0.75 T, always before T.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ PLANNER_LATE_TIMEOUTS = 0.5
 PLANNER_READ_S = 2.0
 """The interval between an agent's reads of the planner's mark, in seconds.
 
-It is less than half of the time between two ticks. So when the planner ticks again, all its nodes
-take runs before its next tick. Otherwise the next plan would move all shards to the first of them.
-At most twice this interval counts as silence between two reads.
+It is less than half of the time between two ticks. So after the planner restarts, all its nodes
+take runs before its next tick. Otherwise that plan would move all shards to the first node that
+does. At most twice this interval counts as silence between two reads.
 """
 
 
@@ -67,11 +67,11 @@ class Member:
     """A node's membership in a group, under one incarnation.
 
     As a context manager it beats once on entry, and then on its thread until exit. A run uses it
-    this way: it renews a membership that another process registered.
+    this way to renew a membership that another process registered.
 
     Args:
         settings: the row to register: name, incarnation, address, assignment settings, readiness.
-        timing: T and the interval between two beats, until the group's own are read.
+        timing: T and the heartbeat interval, until the group's own are read.
         clock: monotonic seconds.
         observer: the name of this process in the journal; by default the node.
         count: called with the operation of each statement.
@@ -79,14 +79,14 @@ class Member:
     Attributes:
         settings: the row to register; the next `keep` or `keep_alive` sends changes.
         timeout_s: T, as last read.
-        beat_s: the longest time between two beats, in seconds.
-        beaten_at: the time just before the last confirmed beat was sent; None before the first.
-        trusted_until: when trust ends without a further beat, on `clock`.
+        beat_s: the longest time between two heartbeats, in seconds.
+        beaten_at: the time just before the last confirmed heartbeat was sent, or None.
+        trusted_until: when trust ends without a further heartbeat, on `clock`.
         lost: set once trust has ended; `resume_trust` clears it.
         reason: why trust ended; empty while it lasts.
-        contested: True until a check finds that no other live incarnation has the name. A run that
-            is launched meanwhile would get that incarnation, and keep it alive by its beats.
-        problem: the last mistake that the thread met; None after a successful beat.
+        contested: True until a check finds that no other live incarnation has the name. A run
+            launched in the meantime would send heartbeats for that incarnation.
+        problem: the thread's last user mistake; None after a successful heartbeat.
         followed: True if runs that continue without the planner have shards of the node open.
     """
 
@@ -132,7 +132,7 @@ class Member:
 
     @property
     def incarnation(self) -> str:
-        """The id of this process among processes with the same node name."""
+        """The id of this process among processes of the same node name."""
         return self.settings.incarnation
 
     def offer(self, settings: Node) -> None:
@@ -153,7 +153,7 @@ class Member:
         """Beat once; return False if this incarnation no longer has the node's name.
 
         Raises:
-            StoreError: the store does not answer; the beat can have been recorded.
+            StoreError: the store does not answer; it has possibly recorded the heartbeat.
         """
         sent_at = self.clock()
         self._count("beat")
@@ -163,7 +163,7 @@ class Member:
         return True
 
     def beat_due(self) -> bool:
-        """Return True if the beat would be late at the next call, after an equal interval."""
+        """Return True if the heartbeat would be late at the next call, after an equal interval."""
         now, before = self.clock(), self._checked_at
         self._checked_at = now
         if self.beaten_at is None or before is None:
@@ -172,7 +172,7 @@ class Member:
 
     @property
     def trusted(self) -> bool:
-        """True if the node can rely on its leases; a check that finds trust ended sets `lost`."""
+        """True if the node can rely on its leases; otherwise `lost` is set."""
         if self.lost.is_set():
             return False
         if self.clock() < self.trusted_until:
@@ -181,11 +181,11 @@ class Member:
         return False
 
     def extend_trust(self, sent_at: float) -> None:
-        """Trust the leases for the trust window, from when a confirmed beat was sent."""
+        """Trust the leases for the trust window, from when a confirmed heartbeat was sent."""
         self.trusted_until = sent_at + self.timeout_s * TRUST_FRACTION
 
     def resume_trust(self) -> None:
-        """Trust the leases from the last beat, even if trust had ended.
+        """Trust the leases from the last heartbeat, even if trust had ended.
 
         The caller has checked that the leases continue.
         """
@@ -205,7 +205,7 @@ class Member:
             self.lost.set()
 
     def renew(self) -> None:
-        """Beat for a run. Trust that has ended is not restored, since its work was told to stop.
+        """Beat for a run. Trust that has ended is not restored, because the run is stopping.
 
         Raises:
             StoreError: the store does not answer; trust is unchanged.
@@ -229,20 +229,20 @@ class Member:
     ) -> float:
         """Call `heartbeat`, or `renew`; return the pause before the next call, in seconds.
 
-        The pause is short if the store did not answer. A mistake that only a person can correct
-        (the name is taken, the settings contradict another member's) is stored in `problem`, and
-        retried after the usual pause.
+        The pause is short if the store did not answer. A user mistake (the name is taken, the
+        settings contradict another member's) is stored in `problem`, and retried after the usual
+        pause.
         """
         try:
             (heartbeat or self.renew)()
         except UserMistake as error:
             self.problem = error
         except LeaseholdError as error:
-            _LOG.warning("The beat of node %s got no answer: %s", self.node, error)
+            _LOG.warning("The heartbeat of node %s had no reply: %s", self.node, error)
             return self.beat_s / RETRIES_PER_BEAT
         except Exception:
             # An unexpected error of a driver or a feed must not end the thread.
-            _LOG.exception("The beat of node %s failed", self.node)
+            _LOG.exception("The heartbeat of node %s failed", self.node)
             return self.beat_s / RETRIES_PER_BEAT
         else:
             self.problem = None
@@ -255,7 +255,7 @@ class Member:
         per_beat: float = 1.0,
         first_s: float | None = None,
     ) -> None:
-        """Repeat a heartbeat on a thread until `stop`, `per_beat` times in each beat interval."""
+        """Repeat a heartbeat on a thread until `stop`, `per_beat` times in each interval."""
 
         def run() -> None:
             pause_s = self.beat_s / per_beat if first_s is None else first_s
@@ -268,7 +268,7 @@ class Member:
         self._thread.start()
 
     def stop(self, wait_s: float | None = None) -> None:
-        """End the thread after its current beat; wait for it, at most `wait_s` seconds."""
+        """End the thread after its current heartbeat; wait for it, at most `wait_s` seconds."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None and threading.current_thread() is not thread:
@@ -276,7 +276,7 @@ class Member:
 
     def __enter__(self) -> Self:
         pause_s = self.beat_s
-        # A run needs one confirmed beat. A single lost reply must not fail a new run, so retry.
+        # A run needs one confirmed heartbeat. A single lost reply must not fail it, so retry.
         for _ in range(RETRIES_PER_BEAT):
             pause_s = self.attempt()
             if self.lost.is_set() or self.beaten_at is not None:
@@ -300,7 +300,7 @@ class Member:
         Raises:
             NodeNameTaken: another live process has the name.
             AssignmentConflict: the settings contradict another member's.
-            StoreError: the store does not answer; the node can have been registered.
+            StoreError: the store does not answer; it has possibly registered the node.
         """
         self.timeout_s = pulse.group.timeout_s
         if not self._in_place(pulse.nodes):
@@ -313,12 +313,12 @@ class Member:
     def join(self, pulse: Pulse, observations: Observations) -> str:
         """Register the node or its changed settings; return the change as a phrase.
 
-        Another incarnation of the name is displaced if its counter has not moved for longer than
-        the group's timeout. Raises as `keep`.
+        An incarnation whose counter has not moved for the group's timeout is displaced. Raises as
+        `keep`.
         """
         rival, limit_s = self.rival(pulse.nodes), pulse.group.timeout_s
         lapsed = observations.lapsed(limit_s) if rival else {}
-        # The store checks this, too. Checking first saves a write.
+        # The store checks this too; checking first saves a write.
         check_member(pulse.group, pulse.nodes, self.settings)
         own = (self.node, self.incarnation)
         how = "joined"
@@ -344,12 +344,12 @@ class Member:
         return how
 
     def progress(self) -> list[Progress]:
-        """Return the checkpoint and tenure of each of the member's shards."""
+        """Return the checkpoints and tenures of the member's shards."""
         self._count("progress")
         return list(self.store.progress(self.key, [self.node]).values())
 
     def leave(self) -> Changed | Stale:
-        """Release all shards of the member, and give up its name."""
+        """Release the member's shards and its name."""
         self._count("leave")
         outcome = self.store.leave(self.key, self.node, self.incarnation)
         self._registered = None
@@ -358,8 +358,8 @@ class Member:
     def resign(self) -> Changed | Stale | None:
         """Leave a group whose members contradict this node's settings; None while runs are open.
 
-        If two nodes change their source_count and stay members with the old one, each is refused
-        forever, because of the other.
+        Otherwise two nodes that change their source_count, and stay members with the old one,
+        would refuse each other forever.
         """
         if any(each.consumer_run for each in self.progress()):
             return None
@@ -369,16 +369,16 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        """True if `keep_alive` registered the node, and has not seen it lose its name since."""
+        """True if `keep_alive` has registered the node, and has not found its name lost since."""
         return self._registered is not None
 
     def keep_alive(self, *, accepts_runs: bool, joins: bool = True) -> str:
-        """Join, beat, or record whether the node takes runs; an agent calls this every second.
+        """Join, beat, or register whether the node takes runs; an agent calls this every second.
 
         It returns the change as a phrase, or an empty text. While another incarnation has the
         name, the call only watches its counter, until the counter moves or has not moved for the
         group's timeout. Unless the node `joins`, nothing is registered. A node whose planner is
-        silent takes no runs unless it is `followed`, since no process would launch them.
+        silent takes no runs unless it is `followed`, because no process would launch them.
 
         Raises:
             NodeNameTaken: another live process has the name.
@@ -391,8 +391,8 @@ class Member:
         if unchanged and not self.beat_due():
             return ""
         try:
-            # A node that only beats reads only its own row. Otherwise a thousand nodes would read
-            # a million rows in each beat interval.
+            # A heartbeat reads only the node's own row. Otherwise a thousand nodes would read a
+            # million rows in each interval.
             pulse = self.store.pulse(self.key, self.node if unchanged else None)
         except UnknownGroup:
             # The step `shard_list` creates the group at its first tick.
@@ -415,11 +415,11 @@ class Member:
     def _join_alone(self, pulse: Pulse, *, joins: bool) -> str:
         """Register the node, unless another live process has its name.
 
-        `_registered` is cleared before the write:
+        `_registered` is cleared before the write. Otherwise:
 
         1. The node stops taking runs. The store records it, but the reply is lost.
-        2. The node takes runs again, so its settings are the same as before step 1.
-        3. If `_registered` still had the settings from before step 1, step 2 would send nothing.
+        2. The node takes runs again. Its settings equal the last registered ones, so it sends
+           nothing, and the store still records that it takes no runs.
         """
         self._observations.record_nodes(pulse.nodes, pulse.group.timeout_s)
         self._watch_rival(pulse)
@@ -439,7 +439,7 @@ class Member:
         return f"{taking} in group {self.key}"
 
     def _watch_rival(self, pulse: Pulse) -> None:
-        """Check whether another process with the same name is alive.
+        """Check whether another process of the same name is alive.
 
         Raises:
             NodeNameTaken: its counter moved between two checks.
@@ -448,20 +448,20 @@ class Member:
         self.contested = rival is not None
         if rival is None:
             return
-        seen = (rival.incarnation, rival.lease_id)
+        state = (rival.incarnation, rival.lease_id)
         if self._first_rival is None:
-            self._first_rival = seen
-        elif self._first_rival != seen:
+            self._first_rival = state
+        elif self._first_rival != state:
             raise name_taken(self.key, rival.name)
         self.contested = rival.name not in self._observations.lapsed(pulse.group.timeout_s)
 
     def record_planner_mark(self, mark: str | None) -> None:
-        """Record the mark that the last tick of the node's planner left (`PlannerWatch.see`)."""
+        """Record the mark of the planner's last tick; see `PlannerWatch.record_mark`."""
         self._planner.record_mark(mark)
 
     @property
     def planner_silent_s(self) -> float:
-        """The planner's silence in seconds, if it is too long; 0 otherwise."""
+        """The planner's silence in seconds, if it is too long; otherwise 0."""
         silent_s = self._planner.silent_s
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self.timeout_s else 0.0
 
@@ -477,7 +477,7 @@ class Member:
             return []
 
     def has_shards_to_transfer(self) -> bool:
-        """Return True while this node, which takes no runs, has shards that others will take.
+        """Return True while this node, which takes no runs, has shards to transfer.
 
         It is False if no other node takes runs, if no process plans, if the group is paused, or if
         its nodes' settings determine the assignment.

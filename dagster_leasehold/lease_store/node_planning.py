@@ -1,14 +1,15 @@
-"""Planning for one node by the processes that beat for it: its agent and its following run.
+"""Planning for one node by the processes that send its heartbeats: its agent and its following run.
 
-Sensors plan for all nodes whenever Dagster's daemon ticks, which takes seconds, and they stop with
-the daemon. So the process that beats for a node also plans for it. All planners use the same rules,
-and their changes are compare-and-set: of two that claim a shard, one is refused.
+Sensors plan for all nodes when Dagster's daemon ticks, every few seconds, and they stop with the
+daemon. So the process that sends a node's heartbeats also plans for it. All planners use the same
+rules, and their changes are compare-and-set: of two claims for a shard, one is refused.
 
 After a host has died:
 
-1. The planner of the preceding node, by name, watches the dead node's beats, and sees none for T.
-2. That planner evicts the dead node. Its shards are unassigned, and the group's `generation` rises.
-3. The planners of all nodes see that within a second, and claim their shares.
+1. The planner of the preceding node, by name, watches the dead node's counter, which does not move
+   for T.
+2. That planner evicts the dead node. Its shards are unassigned, and the generation increases.
+3. The planners of all nodes notice that within a second, and claim their shares.
 4. The run of each node opens the gained shards. No step waits for Dagster.
 
 If several neighbours die at once, step 1 takes T for each in turn. A sensor watches all nodes and
@@ -28,8 +29,8 @@ CHECK_S = 1.0
 NODES_PER_SECOND = 60
 """The most nodes that check the group once a second; in a larger group each checks less often.
 
-A check reads two rows and a beat three. So in a group of a thousand nodes, which beat 214 times a
-second, checks read less than a fifth of what beats read.
+A check reads two rows and a heartbeat three. So in a group of a thousand nodes, with 214 heartbeats
+a second, checks read less than a fifth of the heartbeats' rows.
 """
 PAUSE = 9.0
 """The pause after a check, in multiples of its duration: a planner is busy a tenth of the time."""
@@ -39,10 +40,10 @@ class NodePlanner:
     """Plans for one node of a group, once a second or less often in a large group.
 
     Args:
-        node: a member that another process beats for.
+        node: a member whose heartbeats another object sends.
         observer: the name of this process in the journal.
         clock: monotonic seconds.
-        rebalancer: the class that carries plans out.
+        rebalancer: the class that carries out plans.
     """
 
     def __init__(
@@ -95,9 +96,8 @@ class NodePlanner:
     def gained(self, run: str) -> tuple[ShardId, ...]:
         """Plan, and return the shards that the node has gained since the last check.
 
-        Shards of the first check and shards that need a run of their own are left out: the launcher
+        Shards of the first check and shards that need a run of their own are omitted: the launcher
         starts runs for them. A run that isolates a bad record gains no other shards.
-
         Raises as `plan`.
         """
         report = self.plan()

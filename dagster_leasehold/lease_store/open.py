@@ -23,17 +23,17 @@ WHOLE_TABLE_S = 3_600
 def open_store(
     url: SecretStr | str, *, upgrade: bool = False, clock: Callable[[], datetime] = utc_now
 ) -> SqlStore:
-    """Return the lease store at a URL; it connects at its first use.
+    """Return the lease store at a URL; it connects on first use.
 
-    A SQLite file is created, and upgraded to this release's schema, at its first use.
+    The first use creates a SQLite file, or upgrades it to this release's schema.
 
     Args:
         url: `sqlite:///path` or `mysql+pymysql://user:password@host:port/database`.
         upgrade: upgrade the schema of any database now.
-        clock: the wall clock for the journal's dates; it decides nothing.
+        clock: the wall clock for the journal's dates; no decision depends on it.
 
     Raises:
-        InvalidSetting: the URL is not of a supported database.
+        InvalidSetting: the database is not supported.
         StoreError: with `upgrade`, the database refuses or does not answer.
 
     Examples:
@@ -50,15 +50,15 @@ def open_store(
 
 
 def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -> Transactions:
-    """Return the runner of transactions on the store at a URL; it connects at its first use.
+    """Return the transactions of the store at a URL; they connect on first use.
 
     Args:
-        url: as of `open_store`.
-        statement_s: the limit of a statement in seconds; None is the limit that is safe for
+        url: as for `open_store`.
+        statement_s: the limit of a statement in seconds; by default a limit that is safe for
             leases.
 
     Raises:
-        InvalidSetting: the URL is not of a supported database.
+        InvalidSetting: the database is not supported.
     """
     from dagster_leasehold.lease_store.transactions import (
         READ_TIMEOUT_S,

@@ -20,7 +20,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """Another incarnation has the name; the caller watches its counter."""
+    """Another incarnation has the name, and this counter."""
 
     incarnation: str
     lease_id: int
@@ -28,7 +28,7 @@ class NameTaken:
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The beat was recorded; `lease_id` is the node's new counter."""
+    """The heartbeat was recorded; `lease_id` is the node's new counter."""
 
     lease_id: int
 
@@ -47,7 +47,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The condition no longer held, because of a race; nothing was changed."""
+    """The condition no longer held after a race; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Opened:
         intent: a range that an earlier tenure did not commit. The new tenure commits it first, with
             the same bounds and batch id.
         failures: the number of failed attempts at that range, or at the first batch.
-        suspicion: the suspicion against the records after the checkpoint, or None.
+        suspicion: the suspicion about the records after the checkpoint, or None.
     """
 
     tenure: Tenure
@@ -139,10 +139,9 @@ class LockOver:
 
 @dataclass(frozen=True, slots=True)
 class PublishesElsewhere:
-    """The group publishes to another table, or another group to this table; nothing was changed.
+    """The table of this group, or the group of this table, is another one; nothing was changed.
 
-    Attributes:
-        group: the group that publishes to `table`.
+    `group` publishes to `table`.
     """
 
     group: GroupKey

@@ -1,11 +1,11 @@
 """The identity of a process, and a check if that process still exists.
 
 A process is identified by boot id, pid namespace, pid and start ticks since boot. None of them
-depends on the wall clock, and two containers with the same host name differ.
+depends on the wall clock, and two containers with the same host name differ. The start matters:
 
 1. A container ends, and the next container gets the inode number of its namespace.
 2. A process there gets the same pid.
-3. Its start differs, so the first process is known to be gone.
+3. Its start differs, so the first process is certainly gone.
 
 Systems without `/proc` have neither boot id nor namespaces. There the host's name replaces both,
 and the start comes from psutil. A step of the wall clock can shift it, so two seconds are
@@ -31,7 +31,7 @@ _TOLERANCE = 2 * _CENTISECONDS
 
 
 class Existence(StrEnum):
-    """The existence of a process; `UNKNOWN` if this process cannot see it."""
+    """The existence of a process; `UNKNOWN` if it cannot be checked from here."""
 
     ALIVE = "alive"
     GONE = "gone"
@@ -41,7 +41,7 @@ class Existence(StrEnum):
 def current_place(proc: Path = PROC) -> str:
     """Return the boot and pid namespace of this process, or the host on systems without `/proc`.
 
-    Empty if it cannot be found out.
+    It is empty if it cannot be determined.
     """
     if not (proc / "self").is_symlink():
         return f"host-{platform.node()}"
@@ -56,7 +56,7 @@ def current_place(proc: Path = PROC) -> str:
 
 
 def current_boot(proc: Path = PROC) -> str:
-    """Return an identifier of this boot that does not depend on the wall clock."""
+    """Return an identifier of this boot."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -82,11 +82,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int, proc: Path = PROC) -> Self:
-        """Return the identity of the process that has this number now.
-
-        Raises:
-            ProcessLookupError: there is none.
-        """
+        """Return the identity of a running process; raise ProcessLookupError if there is none."""
         started = start_of(pid, proc)
         if started is None:
             raise ProcessLookupError(f"There is no process {pid}.")
@@ -94,7 +90,7 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, note: str) -> Self | None:
-        """Return the identity that `str` wrote, or None for other texts."""
+        """Return the identity in a text from `str`, or None for other texts."""
         place, _, numbers = note.partition("|")
         pid, _, started = numbers.partition("|")
         whole = all(
@@ -108,11 +104,11 @@ class ProcessIdentity:
 
     @property
     def same_place(self) -> bool:
-        """True if it lives in the same boot and pid namespace as this process."""
+        """True if it has the boot and pid namespace of this process."""
         return self.place != "" and self.place == current_place()
 
     def existence(self, proc: Path = PROC) -> Existence:
-        """Check if it exists; `UNKNOWN` from another place, or if the system hides it."""
+        """Check if it exists; `UNKNOWN` for another place, or if the system hides it."""
         if not self.place or self.place != current_place(proc):
             return Existence.UNKNOWN
         try:
@@ -124,17 +120,13 @@ class ProcessIdentity:
         return Existence.ALIVE
 
     def began_at(self, started: int) -> bool:
-        """Return True if a process with its number and this start is the same process."""
+        """Return True if a process with its pid and this start is the same process."""
         tolerance = _TOLERANCE if self.place.startswith("host-") else 0
         return abs(started - self.started) <= tolerance
 
 
 def start_of(pid: int, proc: Path = PROC) -> int | None:
-    """Return the start of a process, as `ProcessIdentity.started`; None if it does not exist.
-
-    Raises:
-        PermissionError: the system hides it.
-    """
+    """Return the start of a process; None if it does not exist; PermissionError if it is hidden."""
     if not (proc / "self").is_symlink():
         return _start_by_psutil(pid)
     fields = _stat_fields(pid, proc)

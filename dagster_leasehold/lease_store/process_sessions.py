@@ -1,7 +1,7 @@
 """Finds and ends the processes that a child process has started, by their session.
 
-Each child leads a session, and the processes that it starts belong to it unless they leave it. So
-they can be found and ended after the child has ended.
+Each child leads a session, to which its own children belong. So they can be found and ended after
+the child has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
         return []
     now = start_of(leader.pid)
     if now is not None and not leader.began_at(now):
-        # The system reuses a number only when its session is empty.
+        # The system reuses a pid only after its session is empty.
         return []
     session: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -38,7 +38,7 @@ def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
 def wait_for_end(processes: Collection[psutil.Process], timeout_s: float) -> bool:
     """Wait until processes have ended; return False if one has not within `timeout_s`.
 
-    Zombies count as ended, because in a container nothing can be left to collect their exit codes.
+    Zombies count as ended, because in a container they sometimes have no parent to reap them.
     """
     deadline = time.monotonic() + timeout_s
     while not all(map(has_ended, processes)):
@@ -59,11 +59,8 @@ def has_ended(process: psutil.Process) -> bool:
 def end_session(leader: ProcessIdentity, grace_s: float = 0.0) -> int:
     """End the remaining processes of a leader's session; return their number.
 
-    A code server's runs belong to its session, and survive it when it is killed.
-
-    Args:
-        leader: of the session.
-        grace_s: the time between SIGTERM and SIGKILL, in seconds.
+    For example, a killed code server leaves its runs. `grace_s` is the time between SIGTERM and
+    SIGKILL.
     """
     session = session_of(leader)
     if grace_s:

@@ -1,6 +1,6 @@
 """A round of deleting history and expired output: shard by shard, in small transactions.
 
-A shard that fails is in the report, and the next round tries it again; the others continue.
+A failed shard is reported and retried in the next round; the others continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HISTORY_DAYS_MIN = 1.0
 HISTORY_DAYS_MAX = 36_500.0
 EXPIRED = "expired"
 FAILURES_MAX = 5
-"""After this many failures in a row the store is at fault, and the round ends."""
+"""After this many failures in a row the round ends, because the store seems to fail."""
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
@@ -56,7 +56,7 @@ def output_age(days: float | None) -> timedelta | None:
     return _age(
         days,
         f"Committed output cannot expire after {days:g} days: use {HISTORY_DAYS_MIN:g} to "
-        f"{HISTORY_DAYS_MAX:g} days, or leave output_days out to keep it for good.",
+        f"{HISTORY_DAYS_MAX:g} days, or omit output_days to keep it for good.",
     )
 
 
@@ -71,8 +71,8 @@ class OutputExpiry:
     """The age at which committed output expires.
 
     Attributes:
-        age: of a batch, relative to the newest entries of its group's journal.
-        renew: makes files look new, so that vacuum keeps them until readers are done with them.
+        age: the age of a batch, relative to the newest entries of its group's journal.
+        renew: renews the modification times of files, so that vacuum keeps them for readers.
     """
 
     age: timedelta
@@ -84,7 +84,7 @@ class PruneReport:
     """The work of a round so far.
 
     Attributes:
-        rows: the number of deleted rows by table, without expired output.
+        rows: the number of deleted rows by table, except expired output.
         expired: the number of deleted ledger rows of expired output.
         failures: a sentence for each failure.
     """
@@ -105,7 +105,7 @@ class PruneRound:
     """One round over a group; each step is one short transaction.
 
     Args:
-        age: of the rows to delete, relative to the group's newest; None keeps all.
+        age: the age of rows to delete, relative to the group's newest; None keeps all.
         output: the expiry of committed output; None keeps it.
 
     Raises:
@@ -149,8 +149,8 @@ class PruneRound:
         """Delete the oldest ledger rows of a shard whose output has expired.
 
         1. A reader lists the ledger; its files are old.
-        2. The rows are deleted. A vacuum that begins now finds files that nothing names.
-        3. The files look new, so vacuum keeps them while the reader reads them.
+        2. The rows are deleted. A vacuum that begins now finds files without a row.
+        3. Their modification times were renewed, so vacuum keeps them for the reader.
         """
         before = newest - output.age
         rows = self._store.expirable(self._key, shard, before=before)
@@ -161,7 +161,7 @@ class PruneRound:
         through = rows[-1].sequence
         portion = self._store.expire_batches(self._key, shard, before=before, through=through)
         if portion.rows:
-            # Again, since the transaction can have taken long, and readers listed them until then.
+            # Renewed again, because readers could list the files until the transaction ended.
             output.renew(file for row in rows for file in row.files)
         return portion
 
@@ -170,16 +170,16 @@ class PruneRound:
 
     @property
     def over(self) -> bool:
-        """True if nothing is left to do in this round."""
+        """True if the round has no further step."""
         return not self._tasks
 
     def step(self) -> None:
-        """Delete one portion; a failure is reported and left to the next round."""
+        """Delete one portion; report a failure and leave it to the next round."""
         task = self._tasks[0]
         try:
             portion = task.portion()
         except Exception as error:
-            # The other shards continue after an unforeseen error, too.
+            # The other shards continue, also after an unforeseen error.
             of = f" of shard {task.shard}" if task.shard else ""
             rows = "Expired output" if task.table == EXPIRED else f"Old rows of {task.table}"
             self.report.failures.append(f"{rows}{of} of {self._key} could not be deleted: {error}")
@@ -203,7 +203,7 @@ def prune(
     age: timedelta,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Do a whole round over history; `progress` gets the number of deleted rows.
+    """Complete a round over history; `progress` gets the number of deleted rows.
 
     Raises:
         UnknownGroup: there is no such group.

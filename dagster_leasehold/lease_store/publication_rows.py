@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 
 LATE_S = 300.0
-"""A table is behind if committed output has waited for it longer than this, in seconds."""
+"""A table is late if committed output has waited for publication longer than this, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TableColumns:
     """The columns of a group's files, as its runs have agreed on them.
 
     Attributes:
-        version: rises with each change; 0 before the first agreement.
+        version: incremented by each change; 0 before the first agreement.
         columns: a JSON object for each column, which only runs interpret.
     """
 
@@ -98,11 +98,11 @@ class PlannedPublication:
     """The content of one snapshot: batches by shard, and changes of published ones.
 
     Attributes:
-        id: unique; a table property and the snapshot's summary name it.
+        id: unique; a table property and the snapshot's summary contain it.
         snapshot: the id of its snapshot.
         base: the id of the snapshot before it; None if the table has none.
         changes: the numbers of the changes in it.
-        records: the number of records in the table afterwards; None if the catalog counts none.
+        records: the number of records in the table afterwards; None if unknown.
     """
 
     id: str
@@ -115,7 +115,7 @@ class PlannedPublication:
 
 @dataclass(frozen=True, slots=True)
 class PublishLock:
-    """The lock to publish a group's output, with its fencing number; `node` can be None."""
+    """The lock to publish a group's output, with its fencing number; `node` is None if no node."""
 
     key: GroupKey
     node: NodeName | None
@@ -127,17 +127,18 @@ class Publication:
     """The state of a group's table: row of `publication`.
 
     Attributes:
-        epoch: of the newest publish lock; 0 before the first one, while only the columns are known.
-        node: holds the lock, or None.
-        incarnation: of that node; empty if there is none.
-        run: took the newest lock; empty if a sensor or a command did.
+        epoch: the epoch of the newest publish lock; 0 before the first one, with only `columns`.
+        node: the node that holds the lock, or None.
+        incarnation: the incarnation of that node, or empty.
+        run: the run that took the newest lock; empty for a sensor or a command.
         table: the table's name; None until the first lock.
         number: the number of publications.
         last: the id of the newest publication, or None.
         snapshot: the id of its snapshot, or None.
-        records: the number of records in the table after it; None if it was not counted.
+        records: the number of records in the table after it; None if unknown.
         at: when it was committed; for people only.
-        pending: the unsettled publication that was sent to another catalog; the table can have it.
+        pending: an unsettled publication that was sent to another catalog, and is possibly in the
+            table.
         changes_pending: True if a change is not published.
     """
 
@@ -192,8 +193,8 @@ class ShardAhead:
     def __str__(self) -> str:
         files = sum(not file.quarantine for file in self.files)
         return (
-            f"{self.records:,} records in {files:,} files, from {self.start} up to {self.end}, are "
-            f"the table's; batches of the ledger from number {self.first} on give way"
+            f"{self.records:,} records in {files:,} files, from {self.start} up to {self.end}, "
+            f"come from the table; batches of the ledger from number {self.first} on are withdrawn"
         )
 
 
@@ -264,7 +265,7 @@ class PublicationLag:
 
     def __str__(self) -> str:
         if self.since is None:
-            return "nothing that is committed waits"
+            return "no committed batch waits"
         least = "at least " if self.more else ""
         one = self.batches == 1
         return (

@@ -1,8 +1,8 @@
 """Rebalancing of one group: watch its nodes, evict dead ones, plan, and move shards.
 
 The step `rebalance`, the planner of a node and each client use a `Rebalancer`, without a leader.
-The process that serves the node that gains a shard carries out the move. So each move has exactly
-one executor, and a deployment whose planner is down gets no shards that no run would consume.
+The process of the node that gains a shard carries out the move. So each move has exactly one
+executor, and a deployment whose planner is down gains no shards.
 """
 
 from __future__ import annotations
@@ -53,13 +53,7 @@ ROUNDS_MAX = 4
 
 @dataclass(slots=True)
 class TickNotes:
-    """The current tick's decisions, refusals and statements, collected for its report.
-
-    Attributes:
-        decisions: one line for each decision, with its reason.
-        refusals: served nodes that could not join, and why.
-        statements: the number of statements, by operation.
-    """
+    """The current tick's decisions, refusals and statements, collected for its report."""
 
     decisions: list[str] = field(default_factory=list[str])
     refusals: list[Refusal] = field(default_factory=list[Refusal])
@@ -85,8 +79,8 @@ class TickReport:
     Attributes:
         remembered: the observations as text, for the first tick of a new process.
         decisions: one line for each decision, with its reason; empty if nothing changed.
-        owned: the shards that each served node holds, also while they are in transfer to others.
-        readable: the owned shards that are not in transfer, and that their source lets be read.
+        owned: the shards that each served node holds, including shards in transfer to others.
+        readable: the owned shards that are subscribable and not in transfer.
         progress: checkpoint and tenure of each shard of the served nodes.
         snapshot: the group after the tick.
         live: the members that this process does not consider dead.
@@ -121,10 +115,7 @@ class TickReport:
         return any((row.name, row.incarnation) == (node, incarnation) for row in rows)
 
     def ready(self, node: NodeName) -> tuple[ShardId, ...]:
-        """Return the shards that a served node can work on; none while the group is paused.
-
-        A shard that its source lets no consumer read stays assigned, but is left out.
-        """
+        """Return the readable shards of a served node; none while the group is paused."""
         if self.snapshot.group.paused:
             return ()
         return tuple(shard for shard in self.owned.get(node, ()) if shard in self.readable)
@@ -150,7 +141,7 @@ class PlanSteps:
         observer: the name of this process in the journal.
         steps: the failed steps, and when each is retried.
         notes: the notes of the current tick.
-        stale_shards: collects the shards whose move came too late: their rows had changed.
+        stale_shards: collects the shards whose rows had changed before their move.
     """
 
     store: LeaseStore
@@ -163,38 +154,38 @@ class PlanSteps:
     def carry_out(
         self, actions: Sequence[plans.Action], summary: str, *, late: Callable[[], bool]
     ) -> bool:
-        """Send the moves, claims first; return True if any was sent or is left.
+        """Send the moves, claims first; return True if any was sent or remains.
 
         Once `late` returns True, the remaining moves wait for the next tick.
         """
         claims = [action for action in actions if isinstance(action, plans.Claim)]
         claims.sort(key=lambda claim: rank_key(claim.node))
-        asked, remaining = False, len(claims)
+        any_sent, remaining = False, len(claims)
         for start in range(0, len(claims), CLAIMS_PER_STEP):
             part = claims[start : start + CLAIMS_PER_STEP]
-            if asked and late():
+            if any_sent and late():
                 self.notes.decide(f"{remaining} claims are left to the next tick")
                 break
-            asked, remaining = self.claim(part, summary) or asked, remaining - len(part)
+            any_sent, remaining = self.claim(part, summary) or any_sent, remaining - len(part)
         transfers = [action for action in actions if isinstance(action, plans.BeginTransfer)]
         # Sorted by gaining node: the store writes rows with the same change in one statement.
         transfers.sort(key=lambda transfer: rank_key(transfer.to))
         cancels = [action for action in actions if isinstance(action, plans.CancelTransfer)]
-        moves, lines, done = len(transfers) + len(cancels), list[str](), 0
-        while done < moves and not (done and late()):
-            part = transfers[done : done + TRANSFERS_PER_STEP]
-            lines += self._transfer(part) if part else self._cancel(cancels[done - len(transfers)])
-            done += len(part) or 1
+        moves, lines, count = len(transfers) + len(cancels), list[str](), 0
+        while count < moves and not (count and late()):
+            part = transfers[count : count + TRANSFERS_PER_STEP]
+            lines += self._transfer(part) if part else self._cancel(cancels[count - len(transfers)])
+            count += len(part) or 1
         for line in lines[:SHOWN_SHARDS_MAX]:
             self.notes.decide(line)
-        if done > SHOWN_SHARDS_MAX:
-            self.notes.decide(f"and {done - SHOWN_SHARDS_MAX} further moves alike")
-        if done < moves:
-            self.notes.decide(f"{moves - done} moves are left to the next tick")
-        return asked or bool(lines) or done < moves
+        if count > SHOWN_SHARDS_MAX:
+            self.notes.decide(f"and {count - SHOWN_SHARDS_MAX} further moves")
+        if count < moves:
+            self.notes.decide(f"{moves - count} moves are left to the next tick")
+        return any_sent or bool(lines) or count < moves
 
     def claim(self, claims: Sequence[plans.Claim], summary: str) -> bool:
-        """Claim unassigned shards, together if possible; return True if the store answered."""
+        """Claim unassigned shards; return True if the store answered."""
         if not claims:
             return False
 
@@ -225,7 +216,7 @@ class PlanSteps:
         return bool(answers)
 
     def _transfer(self, transfers: Sequence[plans.BeginTransfer]) -> list[str]:
-        """Begin transfers, together if possible; return a line for each that has an outcome."""
+        """Begin transfers; return a line for each that has an outcome."""
 
         def send(part: list[plans.BeginTransfer]) -> Mapping[ShardId, Changed | Stale]:
             self.notes.count("begin_transfer")
@@ -266,7 +257,7 @@ class PlanSteps:
         )
 
     def free_orphans(self, orphans: list[str]) -> bool:
-        """Free the orphans, each listed with its reason; return True if that succeeded."""
+        """Free the orphans; return True if that succeeded."""
         freed = self.steps.attempt(
             "freeing orphans", self._free_orphans, None, raises=(OutcomeUnknown,)
         )
@@ -300,7 +291,7 @@ class PlanSteps:
     def _outcomes(
         self, answers: Iterable[Mapping[ShardId, Changed | Stale]]
     ) -> dict[ShardId, Changed | Stale]:
-        """Merge answers by shard; add the shards whose move came too late to `stale_shards`."""
+        """Merge answers by shard; collect the shards whose move came too late."""
         outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
         self.stale_shards.update(
             shard for shard, outcome in outcomes.items() if isinstance(outcome, Stale)
@@ -336,24 +327,24 @@ class Owned:
 class Rebalancer:
     """Rebalances one group for the nodes that this process serves, one tick at a time.
 
-    A process keeps one object, which keeps its observations between ticks. Each tick also returns
-    them as text. The first tick of a new process continues from this text.
+    A process has one object, which keeps its observations between ticks. Each tick also returns
+    them as text, from which the first tick of a new process continues.
 
     Args:
         serves: the nodes whose moves this process carries out.
-        timing: the beat interval of the served nodes; the timeout T is the group's own.
+        timing: the heartbeat interval of the served nodes; the timeout T is the group's own.
         clock: monotonic seconds.
         observer: the name of this process in the journal.
-        incarnation_of: creates an incarnation for a node that no earlier process remembered.
+        incarnation_of: creates an incarnation for a node without a remembered one.
         members: the served nodes' `Member` objects, if the caller has created them already.
         beats: True if this process beats for the served nodes; False if agents do.
         settings: the rows to register: assignment settings, address and readiness of each node.
         place: where this process runs (`process_identity`). A new process keeps the incarnations
             only in the same place.
         serving: selects the served nodes from the group's nodes at every tick, if agents beat.
-        neighbour_only: True for a process that plans for one node. It watches the beats of the
+        neighbour_only: True for a process that plans for one node. It watches the counter of the
             next node by name only, and reads the progress of its shards only after the group has
-            changed. Otherwise a thousand nodes would read a million rows in each beat interval.
+            changed. Otherwise a thousand nodes would read a million rows in each interval.
         follows_above: with more shards than this, a tick reads only the progress that changed, and
             all rows from time to time. None reads all rows of the served nodes at each tick.
     """
@@ -416,7 +407,7 @@ class Rebalancer:
     def tick(self, remembered: str = "") -> TickReport:
         """Beat, evict, plan and move shards as needed; report each step and its reason.
 
-        An idle tick for one node sends three statements: the pulse, the node's beat, and the
+        An idle tick for one node sends three statements: the pulse, the node's heartbeat, and the
         progress of its shards.
 
         Raises:
@@ -440,7 +431,7 @@ class Rebalancer:
             progress = self._progress_of(snapshot)
             owned = self._owned_in(snapshot)
         except BaseException:
-            # The store can have changed between the last read and the failure.
+            # The store has possibly changed between the last read and the failure.
             self._reset()
             observations.record_failed_read()
             raise
@@ -482,7 +473,7 @@ class Rebalancer:
         return lines
 
     def _recall(self, remembered: str) -> Observations:
-        """Return the observations; the first call restores the ones of an earlier process."""
+        """Return the observations; the first call restores those of an earlier process."""
         if self._observations is None:
             self._observations = Observations.recall(remembered, self._clock)
             former = recall_incarnations(remembered, self._place)
@@ -508,10 +499,10 @@ class Rebalancer:
         rows = {node.name: node for node in pulse.nodes}
         changed = False
         for name, member in self._members.items():
-            # Members earlier in the loop can have joined or left.
+            # Members earlier in the loop have possibly joined or left.
             now = replace(pulse, nodes=tuple(rows.values()))
             keep = partial(self._keep_one, member, now, rows, observations)
-            # A failure concerns one node only. The next tick retries it, since beats cannot wait.
+            # A failure of one node is retried at the next tick, because heartbeats cannot wait.
             changed = self._steps.attempt(f"node {name}", keep, False, at_once=True) or changed
         return changed
 
@@ -552,8 +543,8 @@ class Rebalancer:
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
         """Evict nodes whose counter has not moved for over T; return True if any was evicted.
 
-        This includes nodes of this process that were refused and wait for their runs to end. Live
-        runs beat for such a node, and dead runs are not replaced.
+        This includes refused nodes of this process whose runs have not ended: live runs beat for
+        such a node, and dead runs are not replaced.
         """
         timeout_s = pulse.group.timeout_s
         refused = {refusal.node for refusal in self._notes.refusals}
@@ -562,7 +553,7 @@ class Rebalancer:
         for name, value in observations.lapsed(timeout_s).items():
             if name not in own:
                 unchanged_s = observations.unchanged_s(name)
-                reason = f"no beat for {unchanged_s:.1f} s, timeout {timeout_s:g} s"
+                reason = f"no heartbeat for {unchanged_s:.1f} s, timeout {timeout_s:g} s"
                 evicted = self._execution.evict(name, value, reason) or evicted
         return evicted
 
@@ -576,8 +567,7 @@ class Rebalancer:
     ) -> tuple[Snapshot, int, Plan]:
         """Repeat planning and moving until the served nodes need no further move.
 
-        Returns:
-            The group after the last round, the number of rounds, and the last plan.
+        It returns the group after the last round, the number of rounds, and the last plan.
         """
         rounds = 0
         generation = None if moved else pulse.group.generation
@@ -587,7 +577,7 @@ class Rebalancer:
                 observations.record_nodes(snapshot.nodes, snapshot.group.timeout_s)
             planned = self._plan(snapshot, observations)
             observations.record_transfers(planned.transfers)
-            # The first round runs even if a beat is due, so each tick makes progress.
+            # The first round runs even if a heartbeat is due, so each tick makes progress.
             if rounds == ROUNDS_MAX or (rounds and self._late):
                 return snapshot, rounds, planned.plan
             if not self._carry_out(planned, observations):
@@ -596,7 +586,7 @@ class Rebalancer:
             generation = None
 
     def _neighbour(self) -> NodeName | None:
-        """Return the node whose beats to watch, or None to watch all nodes.
+        """Return the node to watch, or None to watch all nodes.
 
         The last node by name watches the first. A single node watches itself.
         """
@@ -623,7 +613,7 @@ class Rebalancer:
         self._progress.reset()
 
     def _compare(self, snapshot: Snapshot, shards: Collection[ShardId]) -> None:
-        """Discard the snapshot if the served nodes' shards in it differ from the ones just read.
+        """Discard the snapshot if it disagrees with the served nodes' shards, as just read.
 
         1. A failover loses the change that led to generation 7. Another change leads to 7 again.
         2. This process read nothing in between, and keeps the snapshot of the first generation 7.
@@ -637,16 +627,16 @@ class Rebalancer:
 
     @property
     def _late(self) -> bool:
-        """True if the next beat of the served nodes is due; other work waits for the next tick.
+        """True if the served nodes' next heartbeat is due; other work waits for the next tick.
 
         1. A node joins a group of thousands of shards, and each move is a write.
         2. In one tick, all the writes would take longer than T.
-        3. Without this check, the node would be evicted while it takes its share.
+        3. Without this check, the node would be evicted while it claims its share.
         """
         return self._clock() >= self._next_beat_at
 
     def _plan(self, snapshot: Snapshot, observations: Observations) -> Planned:
-        """Return the plan; compute it again if the snapshot or the live nodes changed."""
+        """Return the plan, recomputed if the snapshot or the live nodes changed."""
         live = self._live(snapshot, observations)
         planned = self._planned
         if planned is None or planned.snapshot is not snapshot or planned.live != live:
@@ -660,7 +650,7 @@ class Rebalancer:
         return planned
 
     def _carry_out(self, planned: Planned, observations: Observations) -> bool:
-        """Try the plan's moves for the served nodes; return True if any was sent to the store."""
+        """Send the plan's moves for the served nodes; return True if there were any."""
         try:
             if planned.orphans and self._execution.free_orphans(planned.orphans):
                 return True
@@ -669,33 +659,30 @@ class Rebalancer:
             own = [action for action in plan.actions if action.gains in serves]
             if own:
                 failpoints.reach("after_plan")
-            asked = self._execution.carry_out(own, plan.summary, late=lambda: self._late)
-            return self._complete_due(planned, observations) or asked
+            any_sent = self._execution.carry_out(own, plan.summary, late=lambda: self._late)
+            return self._complete_due(planned, observations) or any_sent
         except OutcomeUnknown as error:
-            # The write can have taken effect, so the next plan starts from a new snapshot.
+            # The write has possibly taken effect, so the next plan starts from a new snapshot.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
             self._reset()
             return True
 
     def _complete_due(self, planned: Planned, observations: Observations) -> bool:
         """Take over the shards whose holders missed the deadline of the transfer."""
-        asked = False
+        any_sent = False
         for lease in planned.transfers:
             if lease.lease_owner not in self._serves:
                 continue
             waited_s = observations.transfer_s(lease.shard)
             limit_s = handoff_deadline_s(planned.snapshot.group, lease)
-            if waited_s <= limit_s or (asked and self._late):
+            if waited_s <= limit_s or (any_sent and self._late):
                 continue
-            done = self._execution.complete(lease, waited_s=waited_s, limit_s=limit_s)
-            asked = asked or done
-        return asked
+            is_sent = self._execution.complete(lease, waited_s=waited_s, limit_s=limit_s)
+            any_sent = any_sent or is_sent
+        return any_sent
 
     def _owned_in(self, snapshot: Snapshot) -> Owned:
-        """Return the shards that each served node holds.
-
-        A node whose settings contradict another member's gets none until that is fixed.
-        """
+        """Return the shards that each served node holds; none for a node with a conflict."""
         refusals = self._notes.refusals
         conflicts = {each.node for each in refusals if isinstance(each.error, AssignmentConflict)}
         owned, serving = self._owned, frozenset(self._serves) - conflicts

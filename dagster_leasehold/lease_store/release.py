@@ -2,8 +2,8 @@
 
 A database stores two revisions: the revision of its tables, and the oldest revision whose releases
 can still use them. An upgrade that only adds (a table, an index, a column with a default) keeps the
-second one, so nodes can be upgraded one by one. Any other upgrade raises it, and older releases
-are refused.
+second one, so nodes can be upgraded one by one. Any other upgrade increases it, so that older
+releases are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 DISTRIBUTION = "dagster-leasehold"
 REVISIONS = ("0100",)
-"""Databases of versions before 0.2.0 have smaller numbers, and cannot be upgraded."""
+"""Databases of versions before 0.2.0 have lower revisions, and cannot be upgraded."""
 HEAD = REVISIONS[-1]
 OLDEST = "0100"
 """The newest revision that does more than add to the schema; older releases cannot use it."""
@@ -54,10 +54,7 @@ class StoredSchema:
         return self.revision is not None and self.revision < REVISIONS[0]
 
     def check(self, place: str) -> None:
-        """Refuse a schema that this release cannot use.
-
-        Args:
-            place: the database's name, for the error.
+        """Refuse a schema that this release cannot use; `place` names the database in the error.
 
         Raises:
             SchemaTooNew: a newer release has upgraded the database, or has started to.
@@ -66,15 +63,15 @@ class StoredSchema:
         oldest = self.oldest or (self.revision if self.newer else None)
         if oldest is not None and oldest > HEAD:
             raise SchemaTooNew(
-                f"The lease store at {place} has schema {self.revision}, for releases that know "
-                f"schema {oldest}; this release's newest is {HEAD}: install the newer release of "
+                f"The lease store at {place} has schema {self.revision}, for releases with schema "
+                f"{oldest} or later; this release has schema {HEAD}: install the newer release of "
                 "Leasehold."
             )
         if self.newer or self.revision == HEAD:
             return
         if self.unsupported:
             raise SchemaTooOld(
-                f"The lease store at {place} was made by a version before 0.2.0 (schema "
+                f"A version before 0.2.0 created the lease store at {place} (schema "
                 f"{self.revision}), which cannot be upgraded: use a new database."
             )
         has = f"has schema {self.revision}" if self.revision else "has no lease tables yet"

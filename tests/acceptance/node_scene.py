@@ -186,7 +186,7 @@ class Watched:
             for entry in self.store.journal(KEY)
             if entry.kind == "evict" and entry.from_owner == node
         ]
-        match = re.search(r"no beat for ([\d.]+) s", reasons[-1])
+        match = re.search(r"no heartbeat for ([\d.]+) s", reasons[-1])
         assert match, reasons
         return float(match[1])
 

@@ -253,4 +253,4 @@ def test_nodes_are_upgraded_one_by_one(
     deployment.assert_all_is_there_once(new, writer)
     deployment.rows(f"UPDATE leasehold_schema SET oldest_revision = '{NEXT}'")
     sentence = deployment.refused(new, "status")
-    assert f"releases that know schema {NEXT}; this release's newest is {HEAD}" in sentence
+    assert f"releases with schema {NEXT} or later; this release has schema {HEAD}" in sentence

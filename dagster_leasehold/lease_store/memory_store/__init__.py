@@ -12,9 +12,6 @@ __all__ = ["MemoryStore"]
 class MemoryStore(MemoryTransactions, LeaseStore):
     """All operations of `lease_store.store.LeaseStore`, in memory; safe for threads.
 
-    Args:
-        clock: the wall clock for the journal's dates; it decides nothing.
-
-    `statements` counts the operations that were called. `backup` and `restore` simulate a database
-    that loses its last commits.
+    `clock` is the wall clock for the journal's dates. `statements` counts the operations. `backup`
+    and `restore` simulate a database that loses its last commits.
     """

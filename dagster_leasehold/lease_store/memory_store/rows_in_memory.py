@@ -106,7 +106,7 @@ class ByShard(MutableMapping[tuple[Shard, int], Value], Generic[Shard, Value]):
         return sum(map(len, self._shards.values()))
 
     def of(self, shard: Shard) -> list[Value]:
-        """Return the rows of one shard in the order of their numbers."""
+        """Return the rows of one shard, by number."""
         rows = self._shards.get(shard, {})
         return [rows[number] for number in sorted(rows)]
 
@@ -116,7 +116,7 @@ class ByShard(MutableMapping[tuple[Shard, int], Value], Generic[Shard, Value]):
         return rows[max(rows)] if rows else None
 
     def all(self) -> list[Value]:
-        """Return all rows, by shard and in the order of their numbers."""
+        """Return all rows, by shard and number."""
         return [row for shard in self._shards for row in self.of(shard)]
 
     def __copy__(self) -> ByShard[Shard, Value]:
@@ -178,7 +178,7 @@ class AllRows:
     sequence: int = 0
 
     def next_sequence(self) -> int:
-        """Return a number that is larger than all before."""
+        """Return the next number of rows."""
         self.sequence += 1
         return self.sequence
 
@@ -206,7 +206,7 @@ class MemoryTransactions:
             return {key: rows.copy() for key, rows in self._groups.items()}, dict(self._pointers)
 
     def restore(self, backup: object) -> None:
-        """Go back to a backup, like a database that lost its last commits."""
+        """Restore a backup, like a database that lost its last commits."""
         assert isinstance(backup, tuple)
         groups, pointers = backup
         with self._lock:
@@ -214,7 +214,7 @@ class MemoryTransactions:
             self._all.pointers = dict(pointers)
 
     def close(self) -> None:
-        """Do nothing; every store can be closed."""
+        """Do nothing, because a store in memory has no connections."""
 
     def _reading(
         self, kind: str, key: GroupKey | None, work: Callable[[RowsInMemory], Outcome]
@@ -246,7 +246,7 @@ class MemoryTransactions:
 class RowsInMemory:
     """The rows of one group; `lease_store.sql_store.rows_in_sql` describes the methods.
 
-    Every write adds its inverse to `_inverses`, for operations that raise or abandon.
+    Every write adds its inverse to `_inverses`, to undo operations that raise or abandon.
     """
 
     def __init__(self, all_rows: AllRows, key: GroupKey) -> None:
@@ -342,7 +342,7 @@ class RowsInMemory:
         return self._state.tables[kind]
 
     def _candidates(self, kind: type, conditions: Mapping[str, Any]) -> Iterable[Any]:
-        """Return rows among which are all that meet the conditions, and few others."""
+        """Return all rows that meet the conditions, and few others."""
         table, shard = self._table(kind), conditions.get("shard")
         if isinstance(table, ByShard):
             if "shard" not in conditions:
@@ -605,7 +605,7 @@ def _meeting(rows: Iterable[Value], conditions: Mapping[str, Any]) -> list[Value
 
 
 def _test(value: Any) -> Callable[[Any], bool]:
-    """Return the test of a field that a condition with this value asks for."""
+    """Return the test of a field for a condition with this value."""
     match value:
         case range():
             return lambda field: value.start <= field < value.stop

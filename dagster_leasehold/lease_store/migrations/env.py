@@ -9,14 +9,14 @@ from dagster_leasehold.lease_store.tables import metadata
 
 
 def run() -> None:
-    """Run the revisions that Alembic was asked for."""
+    """Run the revisions that the caller of Alembic requested."""
     context.configure(
         connection=context.config.attributes["connection"],
         target_metadata=metadata,
         version_table=VERSION_TABLE,
         transactional_ddl=False,
     )
-    # The caller has begun a transaction, which Alembic must not end.
+    # The caller has begun a transaction; Alembic must not end it.
     context.run_migrations()
 
 

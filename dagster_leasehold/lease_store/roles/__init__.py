@@ -1,12 +1,12 @@
 """Roles of the lease store: its operations, one class per subject.
 
-A caller that needs one role names it in its annotations (`store: Ledger`), so that a reader sees
-what it can change and a test needs only that. Other callers name `lease_store.store.LeaseStore`.
+A caller that needs one role has it in its annotations (`store: Ledger`), which show what the caller
+can change. Other callers use `lease_store.store.LeaseStore`.
 
     Identity      the identity of the store and of logs
     Groups        consumer groups, their nodes, and snapshots of a whole group
     Shards        the shard list, claims, transfers, forced checkpoints: for planners and operators
-    Tenures       consuming under a tenure: for the holder
+    Tenures       consumption under a tenure: for the holder
     Ledger        reading batches, journal and gaps
     Rewrites      new output for committed batches: replay and compaction
     Publications  publishing committed output to the group's table

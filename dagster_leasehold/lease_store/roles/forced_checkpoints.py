@@ -40,11 +40,11 @@ class ForcedCheckpoints(Operations):
         reason: str,
         reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
-        """Set a checkpoint: a new epoch, a journal entry, an abandoned intent.
+        """Force a checkpoint: begin a new epoch, and abandon the intent.
 
-        Committed batches after it are withdrawn. A finished shard is reopened. Its children that
-        were read are handled as `reopen` says; in an ordered group the others wait again. A shard
-        that is over at just this cursor stays over, and `Changed` names no shard.
+        Committed batches after it are withdrawn. A finished shard is reopened, and `reopen` selects
+        what happens to children that were read; in an ordered group the others wait again. A shard
+        that is over at this cursor stays over, and `Changed` is empty.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -71,7 +71,7 @@ class ForcedCheckpoints(Operations):
         """Force a shard of `node` to its bootstrap cursor, once for each cursor.
 
         If the log ends before the cursor, `start` is that end. `Stale`: it was done before, the
-        shard is not the node's, or another run has it open. Raises as `force_checkpoint`.
+        node does not hold the shard, or another run has it open. Raises as `force_checkpoint`.
         """
 
         def work(rows: Rows) -> Changed | Stale:
@@ -102,7 +102,7 @@ def _forcing(
     summaries = rows.select(ShardSummary, shard=names)
     return force(
         leases,
-        # Read after the rows are locked, since a holder can commit until then.
+        # Read after the rows are locked, because a holder can commit until then.
         {name: _ledger(rows, name) for name in names},
         cursor,
         key=rows.key,
@@ -140,7 +140,7 @@ def _reached(rows: Rows, shard: ShardId, numbers: range) -> Callable[[int], Iter
 def _ledger(rows: Rows, shard: ShardId) -> Ledger:
     """Return a reader of the committed batches of a locked shard."""
 
-    def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+    def read(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
         own = given(shard=shard, sequence=numbers, state=BatchState.COMMITTED)
         last: Batch | None = None
         for size in page_sizes(1):
@@ -150,21 +150,21 @@ def _ledger(rows: Rows, shard: ShardId) -> Ledger:
                 return
             last = page[-1]
 
-    return look
+    return read
 
 
 def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
-    """Withdraw the last committed batches of a shard: those with these numbers."""
-    # In several statements, since the time of each is limited.
+    """Withdraw the last committed batches of a shard, which have these numbers."""
+    # In several statements, because the time of each is limited.
     for part in chunks(numbers, WITHDRAWN_PER_STATEMENT):
-        withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
-        rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)
-    lowered = {"committed_until": numbers.start}
-    rows.change(LedgerCounters, lowered, shard=shard, committed_until=Above(numbers.start))
+        changes = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
+        rows.change(Batch, changes, shard=shard, sequence=part, state=BatchState.COMMITTED)
+    end = {"committed_until": numbers.start}
+    rows.change(LedgerCounters, end, shard=shard, committed_until=Above(numbers.start))
     reset_folding(rows, shard, numbers.start)
 
 
 def reset_folding(rows: Rows, shard: ShardId, sequence: int) -> None:
-    """Mark ledger rows from a number on as changed, so that they are examined for folding again."""
+    """Mark ledger rows from `sequence` on as changed, so that folding examines them again."""
     changes = {"folded_until": sequence, "version": Plus(1)}
     rows.change(ShardSummary, changes, shard=shard, folded_until=Above(sequence))

@@ -50,7 +50,7 @@ class Groups(Operations):
         key, new = group.key, replace(group, generation=0)
 
         def work(rows: Rows) -> None:
-            # Locked, so that two creators cannot both find room for one more.
+            # Locked, so that two concurrent calls cannot both find room for one more group.
             siblings = rows.groups(key.stream, lock=True)
             if any(sibling.key == key for sibling in siblings):
                 raise GroupExists(
@@ -70,14 +70,14 @@ class Groups(Operations):
         self._writing("create_group", key, work, mark=mark)
 
     def groups(self, stream: StreamName | None = None) -> list[Group]:
-        """Return all groups, or one stream's, in order of stream and name."""
+        """Return all groups, or a stream's, by stream and name."""
         return self._reading("groups", None, lambda rows: rows.groups(stream))
 
     def update_group(self, group: Group, *, observer: str) -> Group:
         """Replace a group's settings.
 
-        A group that becomes unordered frees its waiting shards (edge 2). A group that becomes
-        ordered leaves its shards as they are.
+        If the group becomes unordered, its waiting shards are freed (edge 2). If it becomes
+        ordered, its shards do not change.
         """
 
         def work(rows: Rows) -> Group:
@@ -93,17 +93,13 @@ class Groups(Operations):
         return self._changing("update_group", group.key, work)
 
     def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
-        """Remove a group with all that belongs to it.
-
-        Raises:
-            GroupInUse: it has members, and `force` is not given.
-        """
+        """Remove a group with all its rows; raise GroupInUse if it has members, without `force`."""
         started = False
 
         def work(rows: Rows) -> None:
             nonlocal started
             if started and key not in (group.key for group in rows.groups(key.stream)):
-                return  # An earlier attempt of this call deleted it, and its reply was lost.
+                return  # An earlier attempt at this call deleted it, and its reply was lost.
             rows.group(lock=True)
             members = rows.members()
             if members and not force:
@@ -129,7 +125,7 @@ class Groups(Operations):
         """
 
         # Each statement reads the state at its own time, so the group is compared before and
-        # after. If it keeps changing, the last attempt locks it.
+        # after. If it changes every time, the last attempt locks it.
         def work(rows: Rows) -> tuple[Group, Iterator[Node], Iterator[ShardLease]]:
             for attempt in range(1, SNAPSHOT_ATTEMPTS + 1):
                 last = attempt == SNAPSHOT_ATTEMPTS
@@ -146,7 +142,7 @@ class Groups(Operations):
     def draining(self, key: GroupKey) -> Draining:
         """Return the work in progress on each shard; none can begin after a committed pause.
 
-        All rows are locked, so that an opening that began before the pause is seen.
+        All rows are locked, so that openings that began before the pause are included.
         """
 
         def work(rows: Rows) -> Draining:
@@ -160,10 +156,7 @@ class Groups(Operations):
     def progress(
         self, key: GroupKey, nodes: Collection[NodeName], shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, Progress]:
-        """Return checkpoint and tenure of the shards that `nodes` can consume; one statement.
-
-        `shards` selects some of them.
-        """
+        """Return the progress of all or some shards that `nodes` can consume, in one statement."""
 
         def work(rows: Rows) -> Iterable[Progress]:
             if shards is None:
@@ -181,15 +174,15 @@ class Groups(Operations):
         """Take a node's name under `node.incarnation`.
 
         Another incarnation loses the name, and its shards, only if its counter is still
-        `displaced_lease_id`. The caller has seen this counter unchanged for longer than T.
+        `displaced_lease_id`. The caller has observed this counter unchanged for longer than T.
 
         Raises:
             AssignmentConflict: the group assigns by modulo, and the settings contradict another
-                member's. Checked under a lock, so of two nodes that join at once one is refused.
+                member's. It is checked under a lock: of two nodes that join at once one is refused.
         """
 
         def returned(rows: Rows) -> Registered | None:
-            """Register a member with unchanged settings: only its counter rises."""
+            """Register a member with unchanged settings: only increment its counter."""
             rows.group()
             row = _locked(rows, node.name)
             entry = _registration(row, node, None)
@@ -210,7 +203,7 @@ class Groups(Operations):
                 rows.add(after)
             else:
                 if before.member and before.incarnation != node.incarnation:
-                    reason = f"displaced by {node.incarnation}: its beat had stopped"
+                    reason = f"displaced by {node.incarnation}: its heartbeats had stopped"
                     _depart(rows, before, kind="evict", reason=reason, observer=observer)
                 rows.write(after, lease_id=before.lease_id)
             rows.journal([note] if note else [], observer)
@@ -220,13 +213,13 @@ class Groups(Operations):
 
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
         """Add 1 to the node's counter, if the node still has this incarnation."""
-        # A beat whose reply was lost is sent again: counting twice is harmless.
+        # After a lost reply the heartbeat is repeated; counting twice is harmless.
         return self._writing("beat", key, lambda rows: rows.beat(node, incarnation))
 
     def beat_ages(self, key: GroupKey) -> dict[NodeName, float]:
-        """Return the seconds since each member's last beat, by the database's own clock.
+        """Return the seconds since each member's last heartbeat, by the database's own clock.
 
-        For people only. After the clock was set back, an age can be negative.
+        They are for people only: after the clock was set back, an age can be negative.
         """
         return self._reading("beat_ages", key, lambda rows: rows.beat_ages())
 
@@ -256,19 +249,19 @@ class Groups(Operations):
 
 
 def _locked(rows: Rows, node: NodeName) -> Node | None:
-    # The lock keeps a beat from landing between this read and the write:
-    # 1. The observer sees counter 7, unchanged for T.  2. The node wakes and beats: 8.
-    # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
+    # The lock excludes a heartbeat between this read and the write:
+    # 1. The observer finds counter 7 unchanged for T.  2. The node wakes up and beats: 8.
+    # 3. The observer evicts. It must read 8 and stop, or wait for the lock and then read it.
     return rows.first(Node, lock=True, name=node)
 
 
 def _registration(
     before: Node | None, node: Node, displaced_lease_id: int | None
 ) -> tuple[Node, Note | None] | NameTaken:
-    """Return the node's new row, and its journal entry unless only the counter rises.
+    """Return the node's new row, and its journal entry unless only the counter changes.
 
-    The counter rises even if the same incarnation registers again. So an observer that has begun
-    to count its silence starts again.
+    The counter is incremented even if the same incarnation registers again, so that observers
+    restart their counts.
     """
     after = replace(node, lease_id=before.lease_id + 1 if before else 1)
     rival = rival_of(node.name, node.incarnation, [before] if before else [])

@@ -1,4 +1,4 @@
-"""The role for the identities of a store, and of the logs in which its cursors are valid."""
+"""The role for the identities of a store, and of the logs to which its cursors belong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoreIdentity:
     """The identity of a lease store.
 
     Attributes:
-        id: made at its first use; backups and copies of the store share it.
+        id: created on first use; backups and copies of the store share it.
         file: the file of an embedded store, by its real path; None for a database server.
     """
 
@@ -30,7 +30,7 @@ class Identity(Operations):
     _identity: StoreIdentity | None = None
 
     def identity(self) -> StoreIdentity:
-        """Return the identity of this store; the first call makes it."""
+        """Return the identity of this store; the first call creates it."""
         if self._identity is None:
             id_ = self._reading("identity", None, lambda rows: rows.store_identity())
             # If the reply is lost, the next call reads the row.
@@ -41,10 +41,7 @@ class Identity(Operations):
     def log_of_group(self, key: GroupKey, identity: str, *, instead: bool = False) -> str:
         """Return the identity of the log that a group's cursors belong to.
 
-        Args:
-            key: the group.
-            identity: of the stream's log; stored if the group has none yet.
-            instead: store it in any case.
+        If the group has none, or with `instead`, store `identity`, of the stream's log, first.
         """
 
         def stored(rows: Rows) -> str | None:
@@ -68,7 +65,6 @@ class Identity(Operations):
         return self._writing("new_log_of_group", key, work)
 
     def _file(self) -> Path | None:
-        """Return the file of an embedded store."""
         return None
 
 

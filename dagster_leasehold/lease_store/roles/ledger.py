@@ -1,10 +1,10 @@
 """The role for readers: the ledger, the journal and the gaps, in pages by key.
 
-Each page is a short transaction, and its rows are decoded afterwards. So a reader pays for what it
-reads, however old the deployment is, and does not disturb consumption.
+Each page is a short transaction, and its rows are decoded afterwards. So the cost depends on what
+is read, not on the age of the deployment, and consumption is not disturbed.
 
 Pages are read at different times. New batches are only appended, so read `heads` first and stop at
-their numbers. Earlier rows can be swapped, withdrawn or deleted, which raises the shard's
+their numbers. Earlier rows can be swapped, withdrawn or deleted, which increments the shard's
 `version`. For a consistent read, compare the heads afterwards, and read changed shards again.
 """
 
@@ -43,7 +43,7 @@ class Ledger(Operations):
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """Return the ends of the ledgers of these shards or of all; unknown shards are left out."""
+        """Return the ends of the ledgers of these shards or of all; unknown shards are omitted."""
         if shards is None:
             shards = self._listing("heads", key, lambda rows: rows.values(ShardLease, "shard"))
         heads: dict[ShardId, LedgerHead] = {}
@@ -68,9 +68,9 @@ class Ledger(Operations):
 
         Args:
             shard: only this shard.
-            state: only rows of this state; None is all. Intents are found by `heads`.
+            state: only rows of this state; None is all. For intents, see `heads`.
             numbers: only these numbers; its step is 1.
-            newest_first: from the last number down; needs a shard.
+            newest_first: from the last number down; requires a shard.
         """
         if shard is None:
             return self._each("batches", key, Batch, **given(state=state))
@@ -84,7 +84,7 @@ class Ledger(Operations):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """Return the result of `each_batch` as a list, for a ledger that is known to be small."""
+        """Return the result of `each_batch` as a list, for small ledgers."""
         return list(self.each_batch(key, shard, state))
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
@@ -100,7 +100,7 @@ class Ledger(Operations):
         )
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """Return the sum of each shard's committed batches among its newest `window`, by shard."""
+        """Return the sum of the committed batches among each shard's newest `window` batches."""
         newest = {
             head.shard: head.next_number - (head.intent is None)
             for head in self.heads(key).values()
@@ -115,12 +115,12 @@ class Ledger(Operations):
         return sums
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """Return all that was ever committed, by shard, in one statement."""
+        """Return the totals of all commits, by shard, in one statement."""
         counted = self._listing("totals", key, lambda rows: rows.select(LedgerCounters))
         return [each.totals for each in counted]
 
     def ledger_rows(self, key: GroupKey) -> int:
-        """Return the number of ledger rows of batches that were ever committed; one statement."""
+        """Return the number of ledger rows of committed batches, in one statement."""
         counted = self._listing("ledger_rows", key, lambda r: r.values(LedgerCounters, "rows"))
         return sum(counted)
 
@@ -136,8 +136,8 @@ class Ledger(Operations):
     ) -> Iterator[JournalEntry]:
         """Yield the journal entries in `(after, until]`, in order.
 
-        Overlapping transactions can commit in another order than their numbers. To follow the
-        journal's end, use `lease_store.journal_tail`.
+        The order of commits can differ from the order of numbers. To follow the journal's end, use
+        `lease_store.journal_tail`.
         """
         above = range(after + 1, NUMBERS_END if until is None else until + 1)
         own = given(sequence=above, shard=shard)
@@ -153,17 +153,14 @@ class Ledger(Operations):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """Return journal entries in order: the first or the newest `limit`.
-
-        Without a limit it returns all, for a journal that is known to be small.
-        """
+        """Return journal entries in order: the first or the newest `limit`, or all."""
         entries = list(
             self.each_entry(key, shard=shard, after=after, newest_first=newest, limit=limit)
         )
         return entries[::-1] if newest else entries
 
     def touched(self, key: GroupKey, after: int) -> list[tuple[int, ShardId]]:
-        """Return the numbers of later journal entries on tenures, each with its shard."""
+        """Return the number and shard of each later journal entry on tenures."""
         own = given(sequence=Above(after), kind=TENURE_KINDS)
         return self._reading(
             "touched", key, lambda rows: rows.values(JournalEntry, "sequence", "shard", **own)
@@ -177,7 +174,7 @@ class Ledger(Operations):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """Return gaps by shard, start and end; conditions that are None select all."""
+        """Return gaps by shard, start and end; a condition of None selects all."""
         own = given(shard=shard, start=start, acknowledged=acknowledged)
         return list(self._each("gaps", key, Gap, **own))
 
@@ -187,12 +184,12 @@ class Ledger(Operations):
         return {flag: flags.count(flag) for flag in (True, False)}
 
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        """Return the summaries of deleted history, of one shard or of all, by shard."""
+        """Return the summaries of deleted history, by shard."""
         own = given(shard=shard)
         return self._listing("summaries", key, lambda rows: rows.select(ShardSummary, **own))
 
     def _folded_over(self, key: GroupKey, shard: ShardId, number: int) -> Iterator[Batch]:
-        """Yield the row before a number, if the batch of that number was folded into it."""
+        """Yield the earlier row into which the batch with this number was folded, if any."""
         if not number:
             return
         own = given(shard=shard, sequence=range(number), state=BatchState.COMMITTED)

@@ -1,11 +1,11 @@
 """The base of all roles: operations on the rows of one group, each in one transaction.
 
-An operation locks the rows that it decides on, applies the pure rules, and writes under the
-condition that the rows are as it saw them. Changes of ownership lock the group's row first and then
-shards by id, so that transactions do not deadlock. A beat locks only its node's row.
+An operation locks the rows for its decision, applies the pure rules, and writes under the condition
+that the rows are unchanged. Changes of ownership lock the group's row first and then shards by id,
+so that transactions do not deadlock. A heartbeat locks only its node's row.
 
 `Rows` reads and writes rows by key or condition, and decodes them lazily. An operation that only
-reads decodes them after its transaction, because the server ends a transaction that stalls.
+reads decodes them after its transaction, because the server ends a stalled transaction.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Operations(ABC):
 
     @abstractmethod
     def _reading(self, kind: str, key: GroupKey | None, work: Callable[[Rows], Outcome]) -> Outcome:
-        """Run an operation that only reads; without a key it concerns no group."""
+        """Run an operation that only reads; without a key, it does not belong to a group."""
 
     @abstractmethod
     def _writing(
@@ -69,12 +69,12 @@ class Operations(ABC):
     ) -> Outcome:
         """Run an operation in one transaction; `work` runs again after a conflict.
 
-        After a lost reply to COMMIT, `mark` finds out in a new transaction if this one took effect;
+        After a lost reply to COMMIT, `mark` checks in a new transaction if this one took effect;
         None if running `work` again is harmless.
         """
 
     def _changing(self, kind: str, key: GroupKey, work: Callable[[Rows], Outcome]) -> Outcome:
-        """Run a change of ownership, which locks the group's row first."""
+        """Run a change of ownership, with the group's row locked."""
 
         def ordered(rows: Rows) -> Outcome:
             rows.bump()
@@ -85,7 +85,7 @@ class Operations(ABC):
     def _listing(
         self, kind: str, key: GroupKey, query: Callable[[Rows], Iterable[Value]]
     ) -> list[Value]:
-        """Return the values of a bounded query; if there are none, check that the group exists."""
+        """Return the values of a query; raise UnknownGroup instead of returning none."""
 
         def work(rows: Rows) -> Iterator[Value]:
             values = iter(query(rows))
@@ -133,7 +133,7 @@ class Operations(ABC):
 
 
 def chunks(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
-    """Cut values into pieces of a size."""
+    """Divide values into pieces of a size."""
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
@@ -146,7 +146,7 @@ def page_sizes(first: int = PAGE_FIRST_ROWS, most: int = PAGE_ROWS_MAX) -> Itera
 
 
 def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
-    """Return the mark that finds a transaction's journal entries, after taking its first lock."""
+    """Return a mark that searches the transaction's journal entries, under its first lock."""
 
     def mark(rows: Rows) -> bool:
         if shard is None:
@@ -159,11 +159,7 @@ def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
 
 
 def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
-    """Lock and return a shard's row.
-
-    Raises:
-        UnknownShard: the group has no such shard.
-    """
+    """Lock and return a shard's row; raise UnknownShard if the group lacks the shard."""
     row = rows.shards([shard], lock=True).get(shard)
     if row is None:
         rows.group()
@@ -172,11 +168,7 @@ def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
 
 
 def current_row(rows: Rows, tenure: Tenure) -> ShardLease:
-    """Lock and return the shard row of a tenure.
-
-    Raises:
-        LeaseLost: the tenure is over.
-    """
+    """Lock and return the shard row of a tenure; raise LeaseLost if the tenure is over."""
     row = rows.shards([tenure.shard], lock=True).get(tenure.shard)
     if row is None or not holds(row, tenure):
         raise loss_of(rows, tenure)
@@ -201,7 +193,7 @@ def abandon_intent(rows: Rows, shard: ShardId) -> None:
 
 
 def border_in(rows: Rows, shard: ShardId) -> Border | None:
-    """Return the border of a locked shard; None if the group publishes nothing."""
+    """Return the border of a locked shard; None if the group has no table."""
     publication = rows.first(Publication, epoch=Above(0))
     if publication is None:
         return None
@@ -214,7 +206,7 @@ def record_removal(
 ) -> None:
     """Record that batches of a locked shard leave the table.
 
-    `removed` reads the removed batches before a number, as they were.
+    `removed` returns the removed batches before a number.
     """
     border = border_in(rows, shard)
     if border is not None:
@@ -233,7 +225,7 @@ class Locks(Operations):
         def work(rows: Rows) -> Settled | LockOver:
             nonlocal earlier_attempt
             if held_lock(rows, kind, lock) is None:
-                # An epoch is used once, so an earlier try of this call released it.
+                # An epoch is used once, so an earlier attempt at this call released it.
                 return rows.abandon(Settled() if earlier_attempt else LockOver())
             earlier_attempt = True
             rows.change(kind, {"node": None, "incarnation": ""}, epoch=lock.epoch)
@@ -245,7 +237,7 @@ class Locks(Operations):
 def next_epoch(
     rows: Rows, lock: Lock | None, node: NodeName | None, incarnation: str
 ) -> int | LockTaken:
-    """Return the epoch of the lock that a node takes, or no node; the group's row is locked."""
+    """Return the epoch of the lock that a node, or None, takes; the group's row is locked."""
     holder = lock.node if lock is not None else None
     names = {name for name in (node, holder) if name is not None}
     alive = {row.name: row.incarnation for row in rows.select(Node, name=names) if row.member}
@@ -259,6 +251,6 @@ def next_epoch(
 def held_lock(
     rows: Rows, kind: type[LockKind], lock: DeliveryClaim | PublishLock
 ) -> LockKind | None:
-    """Lock and return the row of a publish or delivery lock; None if another node has taken it."""
+    """Lock and return the row of a lock; None if another node has taken it."""
     rows.group()
     return rows.first(kind, lock=True, node=lock.node, epoch=lock.epoch)

@@ -1,10 +1,11 @@
 """The role for the outbox: committed events to deliver, and the lock to deliver them.
 
 Each commit adds its events in the same transaction. A run reports its own events to Dagster, and a
-sensor those of dead runs. The holder of the group's delivery lock calls the stream's hook:
+sensor reports the events of dead runs. The holder of the group's delivery lock calls the stream's
+hook:
 
 1. Deployment A takes the lock as one of its nodes, and calls the hook for batch 7.
-2. Deployment B finds the lock with a live node, and leaves the hook to A.
+2. Deployment B finds that a live node has the lock, and does not call the hook.
 3. A's process dies, or is frozen until its node is evicted.
 4. B takes the lock with a higher epoch, and calls the hook for batch 7 again.
 5. If A wakes up and settles batch 7, its epoch is over, and nothing changes.
@@ -41,7 +42,7 @@ class Outbox(Locks):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        """Return undelivered events of a kind in commit order, optionally of one run or shard."""
+        """Return undelivered events of a kind, in commit order."""
         own = given(delivered=False, kind=kind, run=run, shard=shard)
         return self._listing(
             "pending_events", key, lambda rows: rows.select(OutboxEvent, limit=limit, **own)
@@ -57,7 +58,7 @@ class Outbox(Locks):
         self._writing("mark_delivered", key, work)
 
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        """Return the undelivered events of a kind, one value for each shard that has any."""
+        """Return the undelivered events of a kind, by shard."""
         return self._listing("waiting_events", key, lambda rows: rows.waiting_events(kind))
 
     def take_delivery_lock(
@@ -65,8 +66,8 @@ class Outbox(Locks):
     ) -> DeliveryClaim | LockTaken:
         """Take the lock to deliver a group's hook events, as a live node.
 
-        The lock must be free or this node's, or the incarnation that took it must be gone. The
-        epoch rises each time, so taking it again fences an earlier lock of the same node.
+        The lock must be free or held by this node, or its holder's incarnation must be gone. Each
+        call increments the epoch, which fences an earlier lock of the same node.
         """
 
         def work(rows: Rows) -> DeliveryClaim | LockTaken:
@@ -86,7 +87,7 @@ class Outbox(Locks):
     ) -> Settled | LockOver:
         """Flag an event as delivered or, with an error, count a failed attempt.
 
-        The lock must still be held. One line of the error is kept.
+        The caller must still hold the lock. One line of the error is kept.
         """
 
         def work(rows: Rows) -> Settled | LockOver:

@@ -1,12 +1,11 @@
 """The role for publishing: adding committed batches to the group's Iceberg table.
 
-The ledger names the committed files; people read the table. One publisher per group copies the
-batches from the ledger into the table, in order:
+One publisher per group copies the batches from the ledger into the table, in order:
 
-1. Publisher A takes the lock, reads the unpublished batches, and stages a snapshot.
+1. Publisher A takes the publish lock, reads the unpublished batches, and stages a snapshot.
 2. It is frozen until its node is evicted. B takes the lock with a higher epoch, publishes the same
    batches, and moves the cursors.
-3. A wakes up and commits. Its epoch is over, so nothing changes, and nothing names its snapshot.
+3. A wakes up and commits. Its epoch is over, so nothing changes, and its snapshot is unreferenced.
 4. If a batch was withdrawn or rewritten after A read it, the version of the shard's ledger has
    changed, and A's commit changes nothing either.
 
@@ -19,12 +18,12 @@ the publication is recorded first, as the only pending one:
 3. The next holder of the lock reads the table. If a table property names P, P is settled. If the
    newest snapshot is still the base of P, the same request is sent again. Otherwise the catalog can
    no longer accept P, and P is dropped.
-4. If a batch of P is withdrawn or rewritten meanwhile, that is recorded as a change of the table,
-   as if P was published. If P is dropped, so is the change.
+4. If a batch of P is withdrawn or rewritten in the meantime, that is recorded as a change of the
+   table, as if P was published. If P is dropped, so is the change.
 
-All operations that publish lock the group's publication first, then its shards by id. An operation
-that withdraws, rewrites or deletes batches locks their shard and then reads the publication, so
-one of the two sees the change of the other.
+Operations that publish lock the group's publication first, then its shards by id. Operations that
+withdraw, rewrite or delete batches lock their shard and then read the publication. So one of two
+concurrent operations reads the change of the other.
 """
 
 from __future__ import annotations
@@ -101,17 +100,17 @@ class Publications(Locks):
     ) -> PublishLock | LockTaken | PublishesElsewhere:
         """Take the lock to publish a group's output to a table, as a live node or without a node.
 
-        The lock must be free or this node's, or the incarnation that took it must be gone. A lock
+        The lock must be free or held by this node, or its holder's incarnation must be gone. A lock
         without a node is for a single publication, and any process can take it over. A group
-        publishes to one table, and only one group publishes to it. The epoch rises each time, so
-        taking it again fences an earlier lock of the same node.
+        publishes to one table, and a table belongs to one group. Each call increments the epoch,
+        which fences an earlier lock of the same node.
 
         Args:
-            node: takes the lock; None for no node.
-            incarnation: the node's.
+            node: the node that takes the lock, or None.
+            incarnation: the node's incarnation.
             run: the publishing run; empty for a sensor or a command.
-            seen_epoch: of the newest lock that the caller knows; None accepts any. Of several
-                publishing processes of one node, none can take over a newer lock.
+            seen_epoch: if given, the call fails unless this is the newest lock's epoch. So of
+                several publishing processes of one node, none takes over a newer lock.
         """
 
         def work(rows: Rows) -> PublishLock | LockTaken | PublishesElsewhere:
@@ -127,8 +126,8 @@ class Publications(Locks):
                 return rows.abandon(epoch)
             if seen_epoch not in (None, epoch - 1):
                 return rows.abandon(LockTaken(own.node if own else None))
-            taken = replace(own or Publication(key), table=table, node=node, epoch=epoch)
-            _put(rows, own, replace(taken, incarnation=incarnation if node else "", run=run))
+            after = replace(own or Publication(key), table=table, node=node, epoch=epoch)
+            _put(rows, own, replace(after, incarnation=incarnation if node else "", run=run))
             return PublishLock(key, node, epoch)
 
         # Repeated after a lost reply, it takes the lock again.
@@ -154,8 +153,8 @@ class Publications(Locks):
     def unpublished(self, key: GroupKey, *, limit: int = BACKLOG_BATCHES) -> list[ShardBacklog]:
         """Return unpublished batches by shard.
 
-        `limit` bounds the batches of all shards together, and each shard gets a share; the
-        shards with the most batches come first.
+        `limit` bounds the batches of all shards together. Each shard gets a share, the shards with
+        the most batches first.
         """
         places = self._waiting(key, min(limit, SHARDS_PER_READ))
         share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)
@@ -191,7 +190,7 @@ class Publications(Locks):
     def published_until(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, int] | None:
-        """Return the cursors of these shards or of all; None if the group publishes nothing.
+        """Return the cursors of these shards or of all; None if the group has no table.
 
         Batches before the cursors can be rewritten, and all batches of a group without a table.
         """
@@ -206,7 +205,7 @@ class Publications(Locks):
         return self._reading("published_until", key, work)
 
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:
-        """Return the unpublished output by shard; a bounded number of batches is counted."""
+        """Return the unpublished output by shard, up to `LAG_BATCHES` batches of each."""
         places = self._waiting(key, SHARDS_PER_READ)
         lags: list[ShardLag] = []
         for part in chunks(sorted(places), _SHARDS_PER_STATEMENT):
@@ -219,7 +218,7 @@ class Publications(Locks):
         return sorted(lags, key=lambda lag: lag.shard)
 
     def _waiting(self, key: GroupKey, limit: int) -> dict[ShardId, LedgerCounters]:
-        """Return the counters of the shards with the most unpublished batches; one statement."""
+        """Return the counters of the shards with the most unpublished batches."""
         waiting = self._reading("unpublished", key, lambda rows: rows.waiting(limit))
         return {each.shard: each for each in waiting}
 
@@ -228,7 +227,7 @@ class Publications(Locks):
     def agree_columns(
         self, key: GroupKey, columns: Sequence[Mapping[str, Any]], *, seen_version: int
     ) -> Changed | Stale:
-        """Replace the columns of a group's files, if they still have the version that was seen."""
+        """Replace the columns of a group's files, if their version is still `seen_version`."""
         new_columns = tuple(dict(column) for column in columns)
 
         def work(rows: Rows) -> Changed | Stale:
@@ -255,19 +254,19 @@ class Publications(Locks):
     ) -> Settled | LockOver | PointerMoved:
         """Add the lock's table and its namespace to the default catalog.
 
-        `PointerMoved`: the catalog has the table already.
+        `PointerMoved`: the catalog already has the table.
         """
 
         def work(rows: Rows) -> Settled | LockOver | PointerMoved:
             own = held_lock(rows, Publication, lock)
             if own is None or own.table is None:
                 return rows.abandon(LockOver())
-            there = rows.pointer(own.table)
-            if there is None:
+            pointer = rows.pointer(own.table)
+            if pointer is None:
                 rows.add_pointer(TablePointer(own.table, location))
                 return Settled()
-            moved = PointerMoved(there.location)
-            return rows.abandon(Settled() if there.location == location else moved)
+            moved = PointerMoved(pointer.location)
+            return rows.abandon(Settled() if pointer.location == location else moved)
 
         return self._writing("create_table_pointer", lock.key, work)
 
@@ -276,10 +275,9 @@ class Publications(Locks):
     def record_publication(
         self, lock: PublishLock, publication: PlannedPublication
     ) -> Settled | LockOver | Stale:
-        """Record the publication that is about to be sent to another catalog.
+        """Record a publication before it is sent to another catalog; repeating that is harmless.
 
-        No other one can be pending, and the conditions of `commit_publication` must hold. Repeating
-        the call is harmless.
+        No other one can be pending, and the conditions of `commit_publication` must hold.
         """
 
         def work(rows: Rows) -> Settled | LockOver | Stale:
@@ -300,7 +298,7 @@ class Publications(Locks):
     ) -> Settled | LockOver:
         """Drop the pending publication, which its catalog can no longer accept.
 
-        Changes of its batches are dropped too, since these are not in the table.
+        Changes of its batches are dropped too, because the batches are not in the table.
         """
 
         def work(rows: Rows) -> Settled | LockOver:
@@ -309,7 +307,7 @@ class Publications(Locks):
                 return rows.abandon(LockOver())
             if before.pending != publication:
                 return rows.abandon(Settled())
-            # The lock makes a withdrawal come before this, or see that nothing is pending.
+            # Under the lock, a withdrawal comes before this, or finds no pending publication.
             _locked_counters(rows, publication)
             for each in publication.ranges:
                 own = given(shard=each.shard, first=range(each.start, NUMBERS_END))
@@ -322,13 +320,13 @@ class Publications(Locks):
     def commit_publication(
         self, lock: PublishLock, publication: PlannedPublication, pointer: PointerMove | None = None
     ) -> Settled | LockOver | Stale | PointerMoved:
-        """Move the cursors, flag the changes and move the table's pointer: all of it, or nothing.
+        """Move the cursors, flag the changes and move the table's pointer, in one transaction.
 
         `LockOver`: another node has the lock. `Stale`: a cursor or a ledger's version has changed,
         a change was published already, or a pending change has to come first. `PointerMoved`:
-        another writer committed to the table.
+        another writer committed to the table first.
 
-        Without a pointer, the pending publication was found in the table of another catalog.
+        Without a pointer, it settles the pending publication, which another catalog's table has.
         """
 
         def work(rows: Rows) -> Settled | LockOver | Stale | PointerMoved:
@@ -345,8 +343,8 @@ class Publications(Locks):
             elif not _follows(rows, publication):
                 return rows.abandon(Stale())
             elif not rows.move_pointer(before.table, pointer):
-                there = rows.pointer(before.table)
-                return rows.abandon(PointerMoved(there.location if there else None))
+                current = rows.pointer(before.table)
+                return rows.abandon(PointerMoved(current.location if current else None))
             rows.move_cursors({each.shard: each.end for each in publication.ranges})
             numbers = set(publication.changes)
             flagged = {"published": True}
@@ -375,12 +373,12 @@ class Publications(Locks):
     def roll_forward(self, lock: PublishLock, ahead: ShardAhead) -> Changed | LockOver | Stale:
         """Replace a shard's last ledger rows by the table's files, and move its checkpoint there.
 
-        Batches that the table lacks are withdrawn. A run that has the shard open is fenced. An
-        unordered group gets the shard if it lacks it. Nothing is published until the table is
-        adopted, since other shards can need the same.
+        Batches that the table lacks are withdrawn. A run that has the shard open is fenced. If an
+        unordered group lacks the shard, the shard is added. Nothing is published until the table
+        is adopted, because other shards can require the same.
 
-        `LockOver`: another node has the lock. `Stale`: the shard's ledger has changed since it was
-        compared with the table, or is ahead of it.
+        `LockOver`: another node has the lock. `Stale`: the shard's ledger has changed since the
+        comparison, or is ahead of the table.
 
         Raises:
             UnknownShard: an ordered group lacks the shard, so its parents are unknown.
@@ -402,7 +400,7 @@ class Publications(Locks):
             rolled = rolling_forward.roll_forward(
                 row, ahead, rows.members(), next_number=next_number, at=self._clock()
             )
-            # The table does not change: it has the records already, in other files.
+            # The table does not change: it already has these records, in other files.
             withdraw(rows, shard, range(ahead.first, counters.committed_until))
             for batch in rolled.batches:
                 rows.add(batch)
@@ -441,8 +439,8 @@ def _added(rows: Rows, ahead: ShardAhead) -> ShardLease:
     if rows.group().ordered:
         raise UnknownShard(
             f"The table has records of shard {shown(ahead.shard)}, which group {rows.key} does "
-            "not know. Start the daemon, so that the source lists its shards, and "
-            "repeat this command."
+            "not have. Start the daemon, so that the source lists its shards, and repeat this "
+            "command."
         )
     row, note = first_seen(ShardListing(ahead.shard), ordered=False, states={})
     rows.add(row)

@@ -1,16 +1,16 @@
 """The role for bounding history and output: old rows are deleted, and a summary of them stays.
 
 Old journal entries, delivered events, accepted gaps and ledger rows without files are deleted in
-small transactions. Each adds to the shard's summary what `verify` needs to continue, and every
-violation that its rows show, so deleting changes no verdict.
+small transactions. Each adds to the shard's summary the state from which `verify` continues, and
+all violations in its rows, so deletion changes no verdict.
 
-Rare entries stay for good: changes of a group's settings, forced checkpoints, accepted
-reopenings, and the first sight, the end and the reopening of a shard.
+Rare entries stay for good: changes of a group's settings, forced checkpoints, accepted reopenings,
+and the first listing, the end and the reopening of a shard.
 
-Committed output is deleted only if a setting says how long it is kept.
+Committed output is deleted only if a setting limits its age.
 
 Ages are relative to the newest rows of the group, and the newest rows of each shard stay. So a
-clock that jumps a year ahead can shorten a history, and cannot remove it.
+clock that jumps a year ahead can shorten a history, but cannot remove it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from dagster_leasehold.lease_store.shard_summary import (
 from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given
 
 BATCH_ROWS = 200
-"""The most ledger rows that one transaction proves or folds; their lists of files are long."""
+"""The most ledger rows that one transaction proves or folds; they can have many files."""
 
 
 class Retention(Operations):
     """The operations that delete history: one bounded transaction each.
 
-    They lock a shard's row before its summary. Two processes can delete at once, since each
-    transaction reads the rest.
+    They lock a shard's row before its summary. Two processes can delete at once, because each
+    transaction reads the remaining rows.
     """
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
@@ -74,9 +74,9 @@ class Retention(Operations):
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
     ) -> Portion:
-        """Delete the oldest journal entries of a shard, or without a shard, older than `before`.
+        """Delete the oldest journal entries of a shard, or entries without a shard.
 
-        An entry stays while the proof of a batch still needs it.
+        An entry stays while the proof of a batch still requires it.
         """
 
         def work(rows: Rows) -> Portion:
@@ -106,9 +106,9 @@ class Retention(Operations):
     ) -> Portion:
         """Prove old committed rows of a shard, then fold and delete rows that are not needed.
 
-        A committed row without files is folded into the row before it, if they join and its events
-        are delivered. Abandoned and withdrawn rows are deleted. Rows that wait for publication
-        stay, and so do all rows while a run rewrites the shard's output.
+        A committed row without files is folded into the adjacent row before it, if its events are
+        delivered. Abandoned and withdrawn rows are deleted. Unpublished rows stay, and so do all
+        rows while a run rewrites the shard's output.
         """
 
         def work(rows: Rows) -> Portion:
@@ -143,8 +143,8 @@ class Retention(Operations):
         These are rows up to number `through` that were committed before `before`. Deletion starts
         at the shard's first row, and stops before a merged file would be divided or an undelivered
         event lost. The newest committed row stays, and so do all rows while a run rewrites the
-        shard's output. Vacuum removes the files of deleted rows. The caller marks these files as
-        new first, since readers can still use them.
+        shard's output. Vacuum removes the files of deleted rows. The caller first renews the
+        modification times of these files, because readers can still use them.
         """
 
         def work(rows: Rows) -> Portion:
@@ -194,7 +194,7 @@ class Retention(Operations):
         return self._writing("prune_changes", key, work)
 
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
-        """Delete old gaps of one shard that are accepted and skipped; its summary keeps them."""
+        """Delete old accepted and skipped gaps of one shard; its summary keeps them."""
         done = given(acknowledged=True, skipped=True, at=Below(before))
 
         def work(rows: Rows) -> Portion:
@@ -227,7 +227,7 @@ def _unproven_epoch(rows: Rows, summary: ShardSummary) -> int | None:
 
 
 def _too_early(rows: Rows, shard: ShardId, entries: Sequence[JournalEntry]) -> str:
-    """Return how a shard started too early, if these entries show that."""
+    """Return how a shard started too early, if it did in these entries."""
     parents = rows.shards([shard])[shard].parents
     if not parents:
         return ""
@@ -294,7 +294,7 @@ def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = No
 
 
 def _each_rewritable(rows: Rows, shard: ShardId, below: int) -> Iterator[tuple[Batch, bool]]:
-    """Yield the oldest rows below a number, each with True if an event of it is undelivered."""
+    """Yield the oldest rows below a number, each with True if it has an undelivered event."""
     since = 0
     for limit in page_sizes(rules.PORTION_ROWS):
         batches, undelivered = _rewritable(rows, shard, range(since, below), limit)
@@ -307,9 +307,9 @@ def _each_rewritable(rows: Rows, shard: ShardId, below: int) -> Iterator[tuple[B
 def _rewritable(
     rows: Rows, shard: ShardId, numbers: range, limit: int
 ) -> tuple[list[Batch], set[str]]:
-    """Return the oldest rows with some numbers, and the ids of those with undelivered events.
+    """Return the oldest rows with these numbers, and the ids of rows with undelivered events.
 
-    None while a run rewrites the shard's output.
+    Both are empty while a run rewrites the shard's output.
     """
     if rows.first(RewriteClaim, shard=shard, run=Above("")) is not None:
         return [], set()

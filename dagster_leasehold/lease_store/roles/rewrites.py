@@ -36,13 +36,10 @@ class Rewrites(Operations):
     def claim_rewrite(
         self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
-        """Reserve the shard's committed output for one rewriting run, beside its consumption.
+        """Reserve the shard's committed output for one rewriting run; consumption continues.
 
-        `replaces` names a run that has ended, as the caller knows; its claim ends. Repeating the
-        call is harmless.
-
-        Raises:
-            UnknownShard: the group has no such shard.
+        The claim of `replaces`, a run that has certainly ended, ends. Repeating the call is
+        harmless.
         """
 
         def work(rows: Rows) -> Changed | RewriteByOther:
@@ -65,7 +62,7 @@ class Rewrites(Operations):
             nonlocal earlier_attempt
             claim = _last_claim(rows, shard)
             if claim is None or claim.run != run:
-                # A run's name is used once, so an earlier attempt at this call released the claim.
+                # A run's name is used once, so an earlier attempt at this call released it.
                 ended = earlier_attempt and claim is not None and not claim.run
                 return rows.abandon(Changed((shard,)) if ended else Stale())
             earlier_attempt = True
@@ -81,10 +78,10 @@ class Rewrites(Operations):
     def rewrite_batches(
         self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
     ) -> Changed | Stale | Unpublished:
-        """Swap the output of committed batches: all of them in one transaction, or none.
+        """Swap the output of committed batches, in one transaction.
 
         `Stale`: `run` no longer has the claim, or a batch has another generation. `Unpublished`:
-        the group publishes its output, and a batch is not in the table yet.
+        the group has a table, and a batch is not in it yet.
         """
 
         def work(rows: Rows) -> Changed | Stale | Unpublished:
@@ -120,7 +117,7 @@ class Rewrites(Operations):
     def note_compacted(
         self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
     ) -> Changed | Stale:
-        """Record how far a shard is compacted; `Stale` if `run` no longer has the claim."""
+        """Record a shard's progress of compaction; `Stale` if `run` no longer has the claim."""
 
         def work(rows: Rows) -> Changed | Stale:
             claim = _claim_of(rows, shard, run)
@@ -132,13 +129,13 @@ class Rewrites(Operations):
         return self._writing("note_compacted", key, work)
 
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
-        """Return how far each shard is compacted, in one statement."""
+        """Return each shard's progress of compaction, in one statement."""
         claims = self._listing("compacted", key, lambda rows: rows.select(RewriteClaim))
         return {claim.shard: claim.compacted for claim in claims if claim.compacted.examined_until}
 
 
 def _last_claim(rows: Rows, shard: ShardId) -> RewriteClaim | None:
-    """Lock the shard's row; return its newest claim, which can be released."""
+    """Lock the shard's row; return its newest claim, even if released."""
     locked_shard(rows, shard)
     return rows.first(RewriteClaim, shard=shard)
 

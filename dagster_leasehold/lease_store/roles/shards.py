@@ -24,9 +24,9 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 _Move = TypeVar("_Move", bound=tuple[Any, ...])
 Claims = Mapping[ShardId, tuple[NodeName, int]]
-"""For each shard the node that claims it, and the `lease_id` that the planner saw."""
+"""For each shard the node that claims it, and the `lease_id` that the planner read."""
 Transfers = Mapping[ShardId, tuple[NodeName, int, str]]
-"""For each shard the next node, the `lease_id` that the planner saw, and the reason."""
+"""For each shard the next node, the `lease_id` that the planner read, and the reason."""
 
 
 class Shards(ForcedCheckpoints):
@@ -38,15 +38,15 @@ class Shards(ForcedCheckpoints):
         """Add new shards (edge 1), and update lineage and flags; no shard is removed.
 
         An unchanged listing writes and locks nothing. A long list takes several transactions,
-        since the server ends a transaction that stalls while its process works on rows.
+        because the server ends a transaction that stalls while its process works on rows.
         """
         listed = {entry.shard: entry for entry in listing}
 
-        def look(rows: Rows) -> Iterator[ShardLease]:
+        def read(rows: Rows) -> Iterator[ShardLease]:
             rows.group()
             return rows.each_shard()
 
-        leases = {row.shard: row for row in self._reading("sync_shards", key, look)}
+        leases = {row.shard: row for row in self._reading("sync_shards", key, read)}
         differing = [
             shard
             for shard, entry in sorted(listed.items())
@@ -67,7 +67,7 @@ class Shards(ForcedCheckpoints):
     def claim(
         self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
-        """Give each shard to its node (edge 3), if its `lease_id` is unchanged."""
+        """Assign each shard to its node (edge 3), if its `lease_id` is unchanged."""
 
         def rule(row: ShardLease, takers: set[NodeName]) -> Step | None:
             node, _ = claims[row.shard]
@@ -91,7 +91,7 @@ class Shards(ForcedCheckpoints):
     def cancel_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Give a shard back to its holder (edge 6): the next node died, or the plan changed."""
+        """Return a shard to its holder (edge 6): the next node died, or the plan changed."""
 
         def rule(row: ShardLease, _: object) -> Step | None:
             return transitions.transfer_cancelled(row, reason)
@@ -112,9 +112,9 @@ class Shards(ForcedCheckpoints):
         return self._steps("complete_transfer", key, lease_ids, rule, by=observer)[shard]
 
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
-        """Repair shards that no other operation reaches (edges 2, 4, 6, 9).
+        """Repair shards that no other operation changes (edges 2, 4, 6, 9).
 
-        Their holder or next node is no member, or all parents of a waiting shard are over.
+        Their holder or next node is not a member, or all parents of a waiting shard are over.
         """
 
         def steps(rows: Rows, *, lock: bool) -> list[Step]:
@@ -140,9 +140,6 @@ class Shards(ForcedCheckpoints):
         """Let the next run quarantine the record at which a shard is held.
 
         `Stale` if the shard is not held at this cursor.
-
-        Raises:
-            UnknownShard: the group has no such shard.
         """
 
         def work(rows: Rows) -> Changed | Stale:
@@ -152,11 +149,7 @@ class Shards(ForcedCheckpoints):
         return self._writing("skip_record", key, work, mark=journalled(shard))
 
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
-        """Accept the loss of exactly this range; `Stale` if it was accepted or has changed.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-        """
+        """Accept the loss of exactly this range; `Stale` if it was accepted or has changed."""
 
         def work(rows: Rows) -> Changed | Stale:
             rows.group()
@@ -180,10 +173,7 @@ class Shards(ForcedCheckpoints):
         by: str,
         takers: Callable[[Rows], set[NodeName]] = lambda rows: rows.members(),
     ) -> dict[ShardId, Changed | Stale]:
-        """Take a step for each shard whose `lease_id` is unchanged; `rule` gets the takers.
-
-        Many shards take several transactions.
-        """
+        """Take a step for each shard whose `lease_id` is unchanged; `rule` gets the takers."""
         outcomes: dict[ShardId, Changed | Stale] = {}
         for chunk in chunks(list(lease_ids), ROWS_PER_TRANSACTION):
 

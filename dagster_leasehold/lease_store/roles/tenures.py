@@ -42,9 +42,9 @@ class Tenures(Operations):
     def open_tenure(
         self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
-        """Begin a tenure: raise the epoch and set `consumer_run`, in one compare-and-set.
+        """Begin a tenure: increment the epoch and set `consumer_run`, in one compare-and-set.
 
-        `replaces` names a run that has ended, as the caller knows; its tenure is closed.
+        The tenure of `replaces`, a run that has certainly ended, is closed.
         """
         replaced = {shard: replaces} if replaces is not None else {}
         if opened := self.open_tenures(key, [shard], node, run, replaces=replaced):
@@ -76,8 +76,8 @@ class Tenures(Operations):
     ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
         """Begin tenures of some shards in one transaction; `replaces` is by shard.
 
-        Unknown shards and shards in transfer are left out: open them with `open_tenure`, which
-        raises or ends the transfer.
+        Unknown shards and shards in transfer are omitted: for these, `open_tenure` raises or ends
+        the transfer.
         """
         if not shards:
             return {}
@@ -101,7 +101,7 @@ class Tenures(Operations):
         return self._writing("open_tenure", key, work, mark=journalled(shards[0]))
 
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
-        """Return the state of a group's tenures before their next batch, in one statement."""
+        """Return the state of a group's tenures, in one statement."""
         if not tenures:
             return {}
 
@@ -117,7 +117,7 @@ class Tenures(Operations):
         return self._reading("review", tenures[0].key, work)
 
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
-        """Publish how long the holder needs until its next batch boundary, in seconds.
+        """Store the holder's estimate until its next batch boundary, in seconds.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -128,14 +128,14 @@ class Tenures(Operations):
         def work(rows: Rows) -> None:
             _change_current(rows, tenure, handoff_eta_s=handoff_eta_s)
 
-        # The shard is in transfer, so the generation must rise for the next node; or the tenure is
-        # over.
+        # The shard is in transfer, so the generation must change for the next node; or the tenure
+        # is over.
         self._changing("announce", tenure.key, work)
 
     def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
-        """Publish it for tenures of one group in one transaction; return the shards.
+        """Store it for tenures of one group in one transaction; return the shards.
 
-        Shards in transfer and tenures that are over are left out.
+        Shards in transfer and ended tenures are omitted.
         """
         if not tenures:
             return set()
@@ -159,9 +159,8 @@ class Tenures(Operations):
     ) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
 
-        `attempt_failed` means that its attempt at the intended range failed, for `reason`.
-        `failed_at` is the time when its run failed with the shard; the row keeps `reason` until the
-        next commit.
+        With `attempt_failed`, `reason` is the error of a failed attempt at the intended range.
+        `failed_at` is when the run failed; the row keeps `reason` until the next commit.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -191,7 +190,7 @@ class Tenures(Operations):
     ) -> set[ShardId]:
         """End tenures of one group in one transaction; return the released shards.
 
-        Shards in transfer and tenures that are over are left out.
+        Shards in transfer and ended tenures are omitted.
         """
         if not tenures:
             return set()
@@ -211,11 +210,10 @@ class Tenures(Operations):
         return self._writing("close_tenure", tenures[0].key, work, mark=mark)
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        """Persist a checkpoint without a batch, for clients that keep no ledger.
+        """Persist a checkpoint without a batch, for clients without a ledger.
 
         Raises:
-            CheckpointRefused: it lies before the stored one, or cannot be ordered
-                (`lease_store.rules.cursors`).
+            CheckpointRefused: it is before the stored one, or cannot be ordered (`rules.cursors`).
             LeaseLost: the tenure is over.
         """
 
@@ -231,7 +229,9 @@ class Tenures(Operations):
     def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
         """Record the findings of failed attempts about the next records, before the next attempt.
 
-        `abandon` abandons the intended range and its number, so that the next range is smaller.
+        With `abandon`, the intended range and its number are abandoned, and the next range is
+        smaller.
+
 
         Raises:
             LeaseLost: the tenure is over.
@@ -250,10 +250,10 @@ class Tenures(Operations):
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record that records cannot be consumed, and with `skip` move the checkpoint past them.
+        """Record records that cannot be consumed; with `skip`, move the checkpoint after them.
 
-        Without `skip` the shard holds at `start` until the gap is accepted; a gap that it already
-        holds at grows to the new end.
+        Without `skip` the shard holds at `start` until the gap is accepted, and an existing gap
+        there grows to the new end.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -290,7 +290,7 @@ class Tenures(Operations):
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
         """Record the next ranges to consume; an equal intent of an earlier tenure is adopted.
 
-        `Stale` for a shard means that its tenure is over.
+        A shard is `Stale` if its tenure is over.
 
         Raises:
             IntentConflict: a range is not the next one of its shard, or ends before it starts.
@@ -329,10 +329,10 @@ class Tenures(Operations):
         return self._writing("record_intents", key, work)
 
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
-        """Make batches visible: tenure check, ledger, checkpoint, state, journal and outbox.
+        """Commit batches: tenure check, ledger, checkpoint, state, journal and outbox.
 
-        All shards share one transaction. A shard whose tenure is over is left out (`Stale`).
-        `Changed.shards` names the shards that became free to start (edge 2). Repeating a commit
+        All shards share one transaction. A shard whose tenure is over is omitted (`Stale`).
+        `Changed.shards` has the shards that became free to start (edge 2). Repeating a commit
         under the same tenure and attempt is harmless.
         """
         if not commits:
@@ -365,7 +365,7 @@ class Tenures(Operations):
             return outcomes | self._commit(rows, accepted)
 
         def mark(rows: Rows) -> bool:
-            # Only the batches of the lost transaction tell if it took effect.
+            # The transaction took effect if its batches are committed.
             rows.shards(own, lock=True)
             batches = rows.numbered(numbers)
             return all(
@@ -450,11 +450,7 @@ def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
 
 
 def _change_current(rows: Rows, tenure: Tenure, **changes: Any) -> None:
-    """Change a shard's row under the condition that the tenure is current: the fence.
-
-    Raises:
-        LeaseLost: the tenure is over.
-    """
+    """Change a shard's row if the tenure is current; otherwise raise LeaseLost: the fence."""
     changed = rows.change(
         ShardLease,
         changes,

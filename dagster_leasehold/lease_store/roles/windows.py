@@ -1,7 +1,7 @@
 """The role for event-time windows: the ledger of output that is computed from committed records.
 
-A window's output counts once its row names it. Every write names the version that it saw, so of two
-concurrent writers the second one notices and reads again.
+A window's output counts once its row lists it. Every write names the version that it read, so of
+two concurrent writers the second one fails and reads again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Windows(Operations):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """Return the windows that overlap `[since, until)`, optionally of one asset, in order."""
+        """Return the windows that overlap `[since, until)`, in order."""
         overlap = given(asset=asset, end=since and Above(since), start=until and Below(until))
         return self._listing("windows", key, lambda rows: rows.select(EventWindow, **overlap))
 
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """Write the next version of a window, beginning with 1.
+        """Write the next version of a window, beginning with 1; repeating that is harmless.
 
         With `attempt`, that attempt ends in the same transaction. `Stale` if the stored version
-        is another one, or if another process ended the attempt, whose files can be gone.
-        Repeating a write is harmless.
+        is not the one before it, or if another process ended the attempt, whose files are possibly
+        deleted.
         """
 
         def stored(rows: Rows) -> EventWindow | None:
@@ -61,7 +61,7 @@ class Windows(Operations):
         return self._writing("put_window", key, work, mark=lambda rows: stored(rows) == window)
 
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
-        """Record an attempt, before its first file; repeating it is harmless."""
+        """Record an attempt before its first file; repeating that is harmless."""
 
         def work(rows: Rows) -> Changed:
             rows.group()

@@ -135,7 +135,7 @@ def test_an_upgrade_without_the_right_to_create_triggers_warns_and_continues(
     with pytest.raises(StoreError) as refused:
         store.upgrade()
     assert str(refused.value) == (
-        f"The lease store's account may not create triggers in {database}: grant it TRIGGER "
+        f"The lease store's account cannot create triggers in {database}: grant it TRIGGER "
         "there, and run `leasehold db upgrade` again, which continues where it stopped."
     )
     assert isinstance(refused.value.__cause__, DBAPIError)

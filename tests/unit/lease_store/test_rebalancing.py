@@ -102,7 +102,7 @@ def test_a_silent_node_is_evicted_after_the_timeout_and_not_before() -> None:
         assert "evicted" not in b.tick().explanation
     scene.now += 0.5
     report = b.tick()
-    assert "evicted a (no beat for 20.5 s, timeout 20 s), freed shards" in report.explanation
+    assert "evicted a (no heartbeat for 20.5 s, timeout 20 s), freed shards" in report.explanation
     assert report.owned["b"] == tuple("01234567")
     rejoined = a.tick()
     assert "a joined" in rejoined.explanation

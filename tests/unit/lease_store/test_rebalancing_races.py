@@ -235,7 +235,7 @@ def test_long_lists_are_shortened_in_the_message_of_a_tick() -> None:
     (_, report) = scene.tick(a, b)
     assert len(report.decisions) == 1 + 12 + 1
     assert report.statements["begin_transfer"] == 1
-    assert report.decisions[-1] == "and 2 further moves alike"
+    assert report.decisions[-1] == "and 2 further moves"
 
 
 def test_all_due_transfers_complete_in_one_tick() -> None:

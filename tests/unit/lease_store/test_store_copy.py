@@ -144,7 +144,7 @@ def test_the_target_must_have_the_schema(source: str, target: str, tmp_path: Pat
     assert "leasehold db upgrade" in refused(source, f"sqlite:///{missing}", SchemaTooOld)
     assert not missing.exists()
     execute(target, "UPDATE leasehold_schema SET version_num = '0005', oldest_revision = NULL")
-    assert "made by a version before 0.2.0 (schema 0005)" in refused(source, target, SchemaTooOld)
+    assert "(schema 0005), which cannot be upgraded" in refused(source, target, SchemaTooOld)
     execute(target, "UPDATE leasehold_schema SET version_num = '9999'")
     refused(source, target, SchemaTooNew)
     refused(target, source, SchemaTooNew)

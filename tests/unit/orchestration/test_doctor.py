@@ -122,7 +122,7 @@ def test_a_file_of_an_older_schema_is_unchanged(
         connection.execute("UPDATE leasehold_schema SET version_num = '0023'")
         connection.execute("UPDATE leasehold_schema SET oldest_revision = '0020'")
     code, parts = examined(home, capsys)
-    assert "was made by a version before 0.2.0" in parts["schema"]["text"]
+    assert "A version before 0.2.0 created the lease store" in parts["schema"]["text"]
     assert (code, parts["schema"]["health"]) == (1, "failed")
     for part in ("clock", "catalog", "nodes"):
         assert parts[part]["health"] == "warning"

@@ -1,6 +1,6 @@
 """The schema of release 0.2.0: all tables of `lease_store.tables`, and a trigger.
 
-The revision after this one replaces the import of `metadata` by a copy of the tables as they were.
+The next revision must replace the import of `metadata` by a copy of the present tables.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NOT_GRANTED = 1142
 _ICEBERG_TYPE = sa.Column("iceberg_type", sa.String(5))
 _log = logging.getLogger(__name__)
 
-# The nodes' table has none: a trigger would blank the LAST_INSERT_ID() that a beat reports its
-# counter with, and that counter only serves liveness.
+# The nodes' table has none: a trigger would clear the LAST_INSERT_ID() by which a heartbeat returns
+# its counter, and that counter only serves liveness.
 _TRIGGER = "shard_lease_only_upwards"
 _ONLY_UPWARDS = {
     "sqlite": (
@@ -43,19 +43,20 @@ _ONLY_UPWARDS = {
 
 
 def upgrade() -> None:
-    """Create the tables, and a trigger that keeps fencing numbers from going down even by hand.
+    """Create the tables, and a trigger that refuses to decrease fencing numbers, even by hand.
 
-    MySQL commits every statement that changes a table by itself. An upgrade that was cut off, or
-    refused because a privilege was missing, continues where it stopped.
+    MySQL commits every statement that changes a table. So an upgrade that was interrupted, or that
+    lacked a privilege, continues where it stopped.
 
     Raises:
-        StoreError: the account may not create triggers.
+        StoreError: the account lacks the privilege to create triggers.
     """
     connection = op.get_bind()
     if OLDEST_COLUMN not in _columns(connection, VERSION_TABLE):
         op.add_column(VERSION_TABLE, sa.Column(OLDEST_COLUMN, sa.String(32)))
     metadata.create_all(connection, checkfirst=True)
-    # Another program might have made this table: earlier versions of PyIceberg omit the column.
+    # If another program created this table, it can lack the column: old versions of PyIceberg omit
+    # it.
     if _ICEBERG_TYPE.name not in _columns(connection, "iceberg_tables"):
         op.add_column("iceberg_tables", _ICEBERG_TYPE)
     for table in metadata.sorted_tables:
@@ -72,7 +73,7 @@ def _columns(connection: sa.Connection, table: str) -> set[str]:
 
 
 def _guarded(connection: sa.Connection) -> bool:
-    """Tell whether the trigger is there."""
+    """Return True if the trigger exists."""
     if connection.dialect.name == "sqlite":
         triggers = sa.table("sqlite_master", sa.column("name"), sa.column("type"))
         mine = sa.select(triggers.c.name).where(triggers.c.type == "trigger")
@@ -92,14 +93,14 @@ def _guard(connection: sa.Connection) -> None:
         connection.exec_driver_sql(_ONLY_UPWARDS[connection.dialect.name])
     except DBAPIError as error:
         if error_number(error) == _NO_TRIGGERS_ALLOWED:
-            # With a binary log, MySQL wants SUPER for triggers; the code's own conditions hold
-            # without them, they only guard against statements typed by hand.
+            # With a binary log, MySQL requires SUPER for triggers. They only guard against
+            # statements by hand; the code's own conditions hold without them.
             _log.warning("The server allows no triggers: fencing numbers can be edited by hand.")
             return
         if error_number(error) != _NOT_GRANTED:
             raise
         raise StoreError(
-            f"The lease store's account may not create triggers in {connection.engine.url.database}"
-            ": grant it TRIGGER there, and run `leasehold db upgrade` again, which continues "
-            "where it stopped."
+            f"The lease store's account cannot create triggers in {connection.engine.url.database}"
+            ": grant it TRIGGER there, and run `leasehold db upgrade` again, which continues where "
+            "it stopped."
         ) from error

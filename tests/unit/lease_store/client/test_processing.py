@@ -443,7 +443,7 @@ def test_a_worker_with_a_hanging_processor_leaves_and_no_record_is_lost(fleet: F
     woken.set()
     thread.join(60)
     (error,) = raised
-    assert "Shard 0 made no progress for 600 s, so that node a left its group" in str(error)
+    assert "Shard 0 made no progress for 600 s, so node a left its group" in str(error)
     first.shutdown()
     second.shutdown()
     assert checkpoint(fleet.store) == "10"

@@ -70,7 +70,7 @@ def test_a_part_of_a_batch_can_be_confirmed(clock: ManualClock, feed: ListFeed):
     client = started(memory_store(["0"]), clock, feed, "a")
     client.connect(S0)
     batch = polled(client)
-    with pytest.raises(ValueError, match="no cursor of this batch"):
+    with pytest.raises(ValueError, match="is not a cursor of this batch"):
         client.confirm(batch, upto="9")
     client.confirm(batch, upto=batch.records[1].next_cursor)
     assert polled(client).records[0].value == b"0:2"

@@ -48,7 +48,7 @@ def test_records_that_the_source_has_trimmed_survive(scene: Restored) -> None:
     sentences: list[str] = []
     scene.publish("adopt", sentences.append)
     assert [line.partition(" is ")[0] for line in sentences] == ["Shard 0", "Shard 1"]
-    assert "8 records in 2 files, from 8 up to 16, are the table's" in sentences[0]
+    assert "8 records in 2 files, from 8 up to 16, come from the table" in sentences[0]
     scene.check(16)
     scene.consume(4)
     scene.publish()
