@@ -582,8 +582,8 @@ class Transactions:
         clock: monotonic seconds; limits the time of all attempts.
         jitter: returns a number in [0, 1) that spreads the attempts of processes that collided.
         new_id: returns a new id for each attempt.
-        long_running: opens an engine whose statements can take minutes, for work on whole tables; None
-            if `engine` serves for that, too.
+        long_running: opens an engine whose statements can take minutes, for work on whole tables;
+            None if `engine` can be used for that.
     """
 
     def __init__(

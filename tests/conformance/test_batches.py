@@ -160,7 +160,7 @@ def test_recording_an_intent_twice_is_harmless(ready: World) -> None:
 
 def test_an_intent_is_the_next_range_or_refused(ready: World) -> None:
     tenure = ready.open(A, X).tenure
-    with pytest.raises(IntentConflict, match="out of turn"):
+    with pytest.raises(IntentConflict, match="out of order"):
         ready.intend(tenure, "0", "5", 1)
     ready.intend(tenure, "0", "5")
     with pytest.raises(IntentConflict, match="'0' to '5'"):
@@ -168,7 +168,7 @@ def test_an_intent_is_the_next_range_or_refused(ready: World) -> None:
     ready.store.commit([a_commit(tenure, "0", "5")])
     with pytest.raises(IntentConflict, match="checkpoint"):
         ready.intend(tenure, "6", "9", 1)
-    with pytest.raises(IntentConflict, match="out of turn"):
+    with pytest.raises(IntentConflict, match="out of order"):
         ready.intend(tenure, "5", "9", 0)
 
 

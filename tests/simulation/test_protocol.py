@@ -132,7 +132,7 @@ def test_the_simulation_finds_an_observer_that_counts_its_own_outage(
     for seed in seeds:
         sound = run_seed(config_, seed, Parts(consume))
         assert sound.moves == sound.moves_minimum == 50
-    monkeypatch.setattr(Observations, "_leave_out", lambda *_: None)
+    monkeypatch.setattr(Observations, "_shorten_counts", lambda *_: None)
     blind = [run_seed(config_, seed, Parts(consume)) for seed in seeds]
     hurt = [outcome for outcome in blind if outcome.statements["evict"]]
     assert hurt

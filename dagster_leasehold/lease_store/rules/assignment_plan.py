@@ -1,8 +1,7 @@
 """The types of a plan and its moves, and the plans of modulo and pinned groups.
 
-In such groups the nodes' settings determine the assignment. `planning` calls this module, and
-balances all other groups itself. A wrong setting can never make two nodes consume one shard, since
-all modes use the same leases.
+In these groups the nodes' settings determine the assignment; `planning` balances all other groups.
+All modes use the same leases, so a wrong setting can never make two nodes consume one shard.
 """
 
 from __future__ import annotations
@@ -125,12 +124,12 @@ class Plan:
     """The shares of the nodes, and the moves that lead to them.
 
     Attributes:
-        generation: the generation of the group that was planned for.
-        actions: the moves, in the order to try them.
+        generation: the group's generation in the snapshot.
+        actions: the moves, in the order of execution.
         unassigned: the shards that no node can take now.
         counts: the number of consumable shards of each node after all moves.
         moves: the number of changes of owner, including claims.
-        moves_minimum: the fewest changes of owner that any plan of this mode needs.
+        moves_minimum: the fewest changes of owner that any plan of this mode requires.
         refusals: the nodes whose settings contradict the others'.
         summary: one line with the numbers of shards and nodes, and the quota.
         proof: lines that show why no plan needs fewer moves.
@@ -155,7 +154,7 @@ class Plan:
         return max(shares) - min(shares) if shares else 0
 
     def explain(self) -> list[str]:
-        """Return lines with the moves, their reasons, and the proof that no plan needs fewer."""
+        """Return lines about the moves, their reasons, and why no smaller plan exists."""
         lines = [self.summary]
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
@@ -181,17 +180,16 @@ def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 
 
 def ranked(leases: Sequence[ShardLease]) -> list[ShardLease]:
-    """Sort shards by `rank_key`.
+    """Sort shards by `rank_key`; for equal shards as before, the order is cached.
 
-    A plan sorts the same shards as the plan before it. Their ranks, which take seconds for a
-    million shards, are computed only after the shards of the group have changed.
+    Ranking a million shards takes seconds.
     """
     return [leases[place] for place in _order(tuple(lease.shard for lease in leases))]
 
 
 @lru_cache(maxsize=8)
 def _order(names: tuple[ShardId, ...]) -> array[int]:
-    # The memory of `rank_key` would take longer to fill with a million names than it saves.
+    # Filling the cache of `rank_key` with a million names would take longer than it saves.
     ranks = [rank_key.__wrapped__(name) for name in names]
     return array("L", sorted(range(len(names)), key=ranks.__getitem__))
 
@@ -201,10 +199,10 @@ def listed(shards: tuple[ShardId, ...]) -> str:
     if not shards:
         return "no shard"
     ranked = sorted(shards, key=rank_key)
-    named = ", ".join(ranked[:SHOWN_SHARDS_MAX])
+    names = ", ".join(ranked[:SHOWN_SHARDS_MAX])
     if len(ranked) > SHOWN_SHARDS_MAX:
-        return f"{len(ranked)} shards ({named}, …)"
-    return f"shards {named}" if len(ranked) > 1 else f"shard {named}"
+        return f"{len(ranked)} shards ({names}, …)"
+    return f"shards {names}" if len(ranked) > 1 else f"shard {names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +210,9 @@ class Holdings:
     """The consumable shards, grouped for planning.
 
     Attributes:
-        own: the shards of each node that takes runs, with the ones in transfer to it.
+        own: the shards of each node that takes runs, including shards in transfer to it.
         returning: shards in transfer to a node that takes no runs; they return to their holder,
-            and are in its `own`, too.
+            whose `own` also has them.
         free: shards without a live owner, to be claimed.
         outgoing: shards of live nodes that take no runs, to be transferred.
     """
@@ -228,7 +226,7 @@ class Holdings:
 def holdings_of(
     shards: Sequence[ShardLease], takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Holdings:
-    """Group shards by owner; `takers` are the nodes that take runs, a part of the `live` nodes."""
+    """Group shards by owner; `takers` are the live nodes that take runs."""
     holdings = Holdings({node: [] for node in takers}, [], [], [])
     for lease in ranked(shards):
         owner, holder = lease.lease_owner, lease.consumer_owner
@@ -311,10 +309,10 @@ def _check_pair(member: Node, candidate: Node) -> None:
 def plan_modulo(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Plan:
-    """Give each shard to the node whose `node_id` is its rank modulo `source_count`.
+    """Assign each shard to the node whose `node_id` is its rank modulo `source_count`.
 
-    A shard's rank is its position among all shards of the group, so it does not depend on states.
-    If members contradict each other, nothing moves until they agree.
+    A shard's rank is its position among all shards of the group, in any state. If members
+    contradict each other, nothing moves until they agree.
     """
     members = sorted(
         (node for node in snapshot.nodes if node.member and node.name in live),
@@ -349,7 +347,7 @@ def plan_modulo(
 def plan_pinned(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Plan:
-    """Give each node the shards that it names.
+    """Assign each node the shards that its settings name.
 
     If several nodes name a shard, its owner keeps it if it is one of them; otherwise the first node
     by name gets it. The other nodes are refused. A shard that no node names stays with its holder.
@@ -372,7 +370,7 @@ def plan_pinned(
         for node in nodes:
             if node != targets[shard]:
                 error = errors.ShardOccupied(
-                    f"Node {shown(node)} asks for shard {shown(shard)}, which {targets[shard]} "
+                    f"Node {shown(node)} requests shard {shown(shard)}, which {targets[shard]} "
                     "already has: name it on one node only."
                 )
                 refusals.append(Refusal(node, error))
@@ -390,7 +388,7 @@ def plan_pinned(
 
 def _unknown(group: Group, node: NodeName, shard: ShardId) -> errors.UnknownShard:
     return errors.UnknownShard(
-        f"Node {shown(node)} asks for shard {shown(shard)}, which {group.key} does not have: "
+        f"Node {shown(node)} requests shard {shown(shard)}, which {group.key} does not have: "
         "name a shard that `leasehold status` shows."
     )
 
@@ -441,7 +439,7 @@ def _towards(
         moves_minimum=moves,
         refusals=refusals,
         summary=summary,
-        proof=("the settings determine the node of each shard, and shards elsewhere move once",),
+        proof=("the settings give each shard one node: each shard on another node moves once",),
     )
 
 

@@ -3,15 +3,15 @@
     INITIALIZING --initialized--> PROCESSING --stop--> STOPPING --stopped--> STOP_COMPLETED
          \\_______________________stop____________________/
 
-A consumer whose tenure or trust has ended is `fenced`: it stops like any other, and saves nothing,
+A consumer whose tenure or trust has ended is `fenced`: it stops like any other, but saves nothing,
 because the next holder repeats its work since the last checkpoint.
 
 A stop that arrives while a shard is being initialized must not be lost:
 
 1. The worker's thread calls the user's `initialize`, which takes long.
-2. The beat's thread learns that the shard is in transfer, and stops the consumer.
+2. The heartbeat thread finds the shard in transfer, and stops the consumer.
 3. `initialize` returns. If the state became PROCESSING now, the next holder would have to wait for
-   the deadline. So `initialized` leaves STOPPING as it is.
+   the deadline. So `initialized` does not change STOPPING.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ShardConsumer:
         return self.state is not ConsumerState.STOP_COMPLETED
 
     def initialized(self) -> ShardConsumer:
-        """Begin to process; an earlier stop stays."""
+        """Begin to process, unless the consumer was stopped earlier."""
         if self.state is ConsumerState.INITIALIZING:
             return replace(self, state=ConsumerState.PROCESSING)
         return self
@@ -68,11 +68,7 @@ class ShardConsumer:
         return replace(self.stop(reason), fenced=True)
 
     def stopped(self) -> ShardConsumer:
-        """Complete the stop, after the user's code was shut down.
-
-        Raises:
-            ValueError: the consumer was not asked to stop.
-        """
+        """Complete a stop, after the user's code was shut down; otherwise raise ValueError."""
         if self.state in (ConsumerState.INITIALIZING, ConsumerState.PROCESSING):
             raise ValueError(f"A consumer in state {self.state} cannot have stopped.")
         return replace(self, state=ConsumerState.STOP_COMPLETED)

@@ -4,11 +4,11 @@
 |---|---|
 | `start`, `start+1767225600` | before all records |
 | `12`, `12.3`, `12.3.1` | decimal numbers, compared one after the other; `12` is before `12.1` |
-| `12+1767225600` | after `12` and all that begins with it; the seconds are not compared |
+| `12+1767225600` | after `12` and all cursors that begin with `12.`; the seconds do not count |
 | `gone` | after all records |
 
-Other texts have no place, and are refused as checkpoints: a checkpoint that cannot be compared
-could go back, and records would be committed twice unnoticed.
+Other texts have no place, and are refused as checkpoints: if a checkpoint could not be compared, it
+could go back, and records would be committed twice.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Pure rules for deleting history: which rows can be deleted, and what their summary keeps.
+"""Pure rules for deleting history: the deletable rows, and their summary.
 
 History stays provable, because each row is checked before it is deleted:
 
 1. An old committed row is compared with the tenures of the journal, and `proven_until` passes it.
-   A violation is kept in the summary.
+   The summary keeps a violation.
 2. The journal entries of its tenure can be deleted: no row needs them for a proof.
-3. A row without files is folded into the row before it, if they join. Abandoned and withdrawn rows
-   are deleted.
+3. A row without files is folded into the adjacent row before it. Abandoned and withdrawn rows are
+   deleted.
 
 Committed output that expires is deleted from the shard's start on, whole files at a time, so that
-the rest is one contiguous range. The summary says where it begins.
+the rest is one contiguous range. The summary has its first cursor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 )
 
 PORTION_ROWS = 200
-"""The rows that expire in one transaction; more if they share the first merged file."""
+"""The most rows that expire in one transaction, unless more share the first merged file."""
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
@@ -53,9 +53,9 @@ class Deletion:
     """Ledger rows to delete.
 
     Attributes:
-        summary: of the shard afterwards.
-        numbers: of the rows to delete.
-        grown: the rows that others were folded into.
+        summary: the shard's summary afterwards.
+        numbers: the numbers of the rows to delete.
+        grown: the rows into which others were folded.
     """
 
     summary: ShardSummary
@@ -64,18 +64,16 @@ class Deletion:
 
 
 def expirable(rows: Iterable[tuple[Batch, bool]], *, before: datetime) -> list[Batch]:
-    """Return the oldest rows of a shard that expire together.
-
-    The rows that share a merged file expire together, however many they are.
+    """Return the oldest rows of a shard that expire together; rows of a merged file always do.
 
     Args:
-        rows: the oldest of the shard in every state, in order, without its newest committed one,
-            each with True if an event of it is undelivered. Only as many as needed are read.
+        rows: the oldest rows of the shard in every state, in order, without its newest committed
+            one, each with True if it has an undelivered event. Only as many as needed are read.
         before: rows that were committed later stay, and so do all rows after them.
     """
     portion: list[Batch] = []
     following: list[Batch] = []
-    left = {False: 0, True: 0}
+    remaining = {False: 0, True: 0}
     for row, undelivered in rows:
         if portion and len(portion) + len(following) >= PORTION_ROWS:
             break
@@ -87,10 +85,10 @@ def expirable(rows: Iterable[tuple[Batch, bool]], *, before: datetime) -> list[B
         old = row.committed_at is not None and row.committed_at < before
         if not old or undelivered:
             break
-        for quarantine, batches in left.items():
+        for quarantine, batches in remaining.items():
             own = (file.batches for file in row.files if file.quarantine == quarantine)
-            left[quarantine] = max(max(batches, *own, 0) - row.batches, 0)
-        if not any(left.values()):
+            remaining[quarantine] = max(max(batches, *own, 0) - row.batches, 0)
+        if not any(remaining.values()):
             portion += following
             following = []
     return portion
@@ -106,10 +104,10 @@ def expire(
     """Check the rows that expire, and add them to the shard's summary.
 
     Args:
-        summary: of the shard.
+        summary: the shard's summary.
         rows: the expiring rows, from the shard's start on; the last one is committed.
         journal: the openings of their tenures and the forced checkpoints, in order.
-        gaps: of the shard.
+        gaps: the shard's gaps.
     """
     entries = list(journal)
     committed = [row for row in rows if row.state is BatchState.COMMITTED]
@@ -155,10 +153,10 @@ def _has_output(batch: Batch) -> bool:
 
 
 def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
-    """Return the range of event times in a row's files.
+    """Return the range of event times in a row's files, up to its commit.
 
-    It ends at the commit. Otherwise a record from the year 2099 would make every hour until then
-    count as an hour with expired output.
+    Otherwise, after a record from the year 2099, every hour until then would count as an hour with
+    expired output.
     """
     assert batch.committed_at is not None
     files = [file for file in batch.files if not file.quarantine]
@@ -171,13 +169,13 @@ def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
 def reference_time(newest: Collection[datetime]) -> datetime | None:
     """Return the reference time for ages: the earliest date of a group's newest entries.
 
-    A single host whose clock is ahead does not change it.
+    A single host with a fast clock does not change it.
     """
     return min(newest, default=None)
 
 
 def kept_for_good(entry: JournalEntry) -> bool:
-    """Return True for the rare entries that proofs need at any age."""
+    """Return True for the rare entries that proofs always require."""
     if entry.kind in KINDS_KEPT:
         return True
     ends = entry.from_state in (None, *STATES_KEPT) or entry.to_state in STATES_KEPT
@@ -190,24 +188,24 @@ def old_entries(
     """Return the entries, oldest first, that can be summarized.
 
     Args:
-        entries: the oldest of the shard that are not in its summary, in order.
+        entries: the shard's oldest entries that are not in its summary, in order.
         before: later entries stay, and so do all entries after them.
-        unproven_epoch: of the first committed batch that is not proven; its tenure stays.
+        unproven_epoch: the epoch of the first unproven committed batch; its tenure stays.
     """
 
-    def may_go(entry: JournalEntry) -> bool:
+    def is_old(entry: JournalEntry) -> bool:
         needed = unproven_epoch is not None and entry.epoch >= unproven_epoch
         return entry.at < before and not (entry.kind == "open" and needed)
 
-    return list(takewhile(may_go, entries))
+    return list(takewhile(is_old, entries))
 
 
 def summarised(
     summary: ShardSummary, entries: Sequence[JournalEntry], *, too_early: str = ""
 ) -> tuple[ShardSummary, list[int]]:
-    """Return the summary with these entries, and the numbers of those to delete.
+    """Return the summary with these entries, and the numbers of the entries to delete.
 
-    `too_early` says how the shard started before its parents were over, if the entries show that.
+    `too_early` is the violation if the shard started before its parents were over.
     """
     proof = JournalProof(summary)
     counts = Counter(summary.entries)
@@ -237,7 +235,7 @@ def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSu
 
 
 def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
-    """Return the oldest committed rows that are old enough to be proven for good."""
+    """Return the oldest committed rows, as far as they are old enough to be proven."""
     return list(takewhile(lambda batch: _is_old(batch, before), batches))
 
 
@@ -246,7 +244,7 @@ def _is_old(batch: Batch, before: datetime) -> bool:
 
 
 def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
-    """Compare committed rows with their tenures; return the summary afterwards."""
+    """Compare committed rows with their tenures; return the new summary."""
     epoch = summary.proven_epoch
     findings: list[Finding] = []
     for batch in batches:
@@ -269,11 +267,11 @@ def folding(
     undelivered: Collection[str],
     forced: Sequence[Force],
 ) -> Deletion:
-    """Fold or delete the oldest rows of a shard that were not examined yet.
+    """Fold or delete the shard's oldest unexamined rows.
 
     Args:
-        summary: of the shard.
-        rows: of every state, from `summary.folded_until` on, in order.
+        summary: the shard's summary.
+        rows: the rows of every state, from `summary.folded_until` on, in order.
         before: rows that were committed later stay, and so do all rows after them.
         undelivered: the batches with an undelivered event.
         forced: the shard's forced checkpoints.
@@ -318,7 +316,7 @@ def _may_fold(carrier: Batch, row: Batch) -> bool:
 
 
 def folded(carrier: Batch, row: Batch) -> Batch:
-    """Return a ledger row that also stands for the next row."""
+    """Return a ledger row that includes the next row."""
     return replace(
         carrier,
         end=row.end,
@@ -350,17 +348,17 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def skips_left(summary: ShardSummary) -> int:
-    """Return the number of gaps that a summary can still remember."""
+    """Return the number of gaps that a summary has room for."""
     return max(SKIPS_KEPT - len(summary.skips), 0)
 
 
 def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
-    """Return the summary with gaps whose rows are deleted."""
+    """Return the summary with deleted gaps."""
     return replace(summary, skips=(*summary.skips, *((gap.start, gap.end) for gap in gaps)))
 
 
 def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenures:
-    """Return the tenures that some entries opened, and the newest one of a summary."""
+    """Return the tenures that these entries opened, and the summary's newest one."""
     opening = summary.opening
     earlier = {(opening.epoch, opening.run): opening.owner} if opening else {}
     return earlier | {
@@ -369,5 +367,5 @@ def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenure
 
 
 def forces_of(entries: Iterable[JournalEntry]) -> list[Force]:
-    """Return the forced checkpoints among some entries."""
+    """Return the forced checkpoints among these entries."""
     return [Force(entry.epoch, entry.check_point) for entry in entries if entry.kind == "force"]

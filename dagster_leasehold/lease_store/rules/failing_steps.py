@@ -2,7 +2,7 @@
 
 A round (a sensor's tick) has steps for shards, nodes or runs. A step that raises is logged and
 skipped until it is due again, and the round continues. The round ends if the lease store fails
-twice in a row, since every further step would wait as long, and at errors that the caller names.
+twice in a row, because every further step would wait as long, and at errors that the caller names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
 WAIT_MAX_S = 300.0
 STEPS_MAX = 10_000
-"""The most failing steps that are kept; beyond this, the one that is due first is dropped."""
+"""The most failing steps that are kept; beyond this limit, the first due one is dropped."""
 SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
-"""The most calls that search the failing items of a step for many items."""
+"""The most calls of one step for many items."""
 _UNAVAILABLE = (errors.StoreError, errors.SourceUnavailable)
 _UNAVAILABLE_MAX = 3
-"""A service that cannot be reached fails for all items and for both halves."""
+"""An unreachable service fails for all items and for both halves."""
 _DOUBLINGS_MAX = 32
 
 Answer = TypeVar("Answer")
@@ -37,18 +37,14 @@ Item = TypeVar("Item")
 def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float = 0.0) -> float:
     """Return the wait after failures in a row, which doubles from `first_s` to `max_s`.
 
-    Args:
-        failures: any number; it can have grown for years.
-        first_s: the wait after the first failure, in seconds.
-        max_s: the longest wait, in seconds.
-        jitter: in [0, 1); shortens the wait by up to a half, so that retries spread.
+    `jitter`, in [0, 1), shortens the wait by up to a half, so that retries spread.
     """
     doublings = min(max(failures, 1) - 1, _DOUBLINGS_MAX)
     return min(first_s * 2.0**doublings, max_s) * (1 - jitter / 2)
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an error as one line; an unexpected error has its type in front."""
+    """Return an error as one line; an unforeseen error begins with its type."""
     if isinstance(error, errors.LeaseholdError):
         return str(error)
     text = one_line(without_secrets(str(error)))
@@ -56,7 +52,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def log_frames(step: str, error: BaseException) -> None:
-    """Log the stack frames of an unforeseen error, without its message, which can have secrets."""
+    """Log the stack of an unforeseen error, without its message, which can contain secrets."""
     if not isinstance(error, errors.LeaseholdError):
         frames = "".join(traceback.format_tb(error.__traceback__))
         _LOG.warning("%s failed in:\n%s", step, frames)
@@ -91,7 +87,7 @@ class FailingSteps:
     _round: int = 0
 
     def begin(self) -> None:
-        """Start a round: clear the notes, and drop steps that have been due for a long time."""
+        """Start a round: clear the notes, and drop steps that are long overdue."""
         self._notes, self._silence, self._round = [], 0, self._round + 1
         now_s = self.clock()
         self._failures = {
@@ -146,7 +142,7 @@ class FailingSteps:
             step: its name for people, the same in every round: `shard 7`.
             action: the step.
             otherwise: the answer without a successful step.
-            at_once: retry in every round, as for a node's beat.
+            at_once: True to retry in every round, for example a node's heartbeat.
             raises: errors that end the round.
 
         Raises:
@@ -189,7 +185,7 @@ class FailingSteps:
             The answers for all items except failed and skipped ones.
 
         Raises:
-            StoreError, SourceUnavailable: neither all nor their halves could be reached.
+            StoreError, SourceUnavailable: the service failed for all items and for both halves.
         """
         due = [(step, item) for step, item in items.items() if not self.wait_s(step)]
         parts, answers, unavailable = [due] if due else [], list[Answer](), 0
@@ -214,8 +210,8 @@ class FailingSteps:
             unavailable = 0
             for step, _ in part if self._failures else ():
                 self._failures.pop(step, None)
-        if left := sum(len(part) for part in parts):
-            self._notes.append(f"{left} further steps are left to the next round")
+        if remaining := sum(len(part) for part in parts):
+            self._notes.append(f"{remaining} further steps are left to the next round")
         return answers
 
     def note(self, step: str, error: Exception, *, at_once: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Pure rules for gaps: records that were removed before they were read.
 
-The group's policy says where a shard continues. A gap that a shard holds at can grow while it
-waits, since retention continues. An accepted gap does not grow: the rest is another gap, to be
-accepted separately.
+The group's policy decides where a shard continues. While a shard holds at a gap, the gap can grow,
+because retention continues. An accepted gap does not grow: the rest is another gap, to be accepted
+separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GapVerdict:
 
 
 def position_after_gap(policy: GapPolicy) -> str:
-    """Return where a shard continues after a gap: at `begin` or `end` of the remaining records."""
+    """Return where a shard continues after a gap: `begin` or `end` of the remaining records."""
     return END if policy is GapPolicy.END else BEGIN
 
 
@@ -43,10 +43,10 @@ def decide_gap(
 
     Args:
         start: the shard's checkpoint.
-        policy: the group's.
+        policy: the group's policy.
         resumption: the cursor at `position_after_gap`.
         accepted_end: the end of the accepted gap at `start`, if any.
-        contradiction: the message if the log contradicts itself.
+        contradiction: the message of the error.
 
     Raises:
         CursorExpired: the log contradicts itself: it begins at the removed cursor.
@@ -62,11 +62,7 @@ def decide_gap(
 
 @dataclass(frozen=True, slots=True)
 class GapWrite:
-    """The write of one gap, which replaces another row or is new.
-
-    Attributes:
-        moves: True if the checkpoint moves to the gap's end.
-    """
+    """The write of one gap; `moves` is True if the checkpoint moves to the gap's end."""
 
     gap: Gap
     replaces: Gap | None
@@ -76,12 +72,12 @@ class GapWrite:
 def gap_write(
     gap: Gap, recorded: Iterable[Gap], *, check_point: str | None, accepted: bool
 ) -> GapWrite | None:
-    """Return how a gap at the checkpoint is stored; None if nothing changes.
+    """Return the write of a gap at the checkpoint; None if nothing changes.
 
     Args:
         gap: the new gap, not acknowledged.
         recorded: the shard's gaps that begin at the same cursor.
-        check_point: of the shard.
+        check_point: the shard's checkpoint.
         accepted: True if the checkpoint passes it; otherwise the shard holds.
     """
     same = next((each for each in recorded if each.end == gap.end), None)
@@ -91,18 +87,14 @@ def gap_write(
         return GapWrite(replace(same, skipped=True), same, moves=True)
     open_gaps = [each for each in recorded if not each.skipped]
     if not accepted and any(each.acknowledged for each in open_gaps):
-        # It was accepted since the caller read it; the next try passes it.
+        # It was accepted after the caller read it; the next attempt passes it.
         return None
     growing = next((each for each in open_gaps if not each.acknowledged), None)
     return GapWrite(replace(gap, skipped=accepted), growing, moves=accepted)
 
 
 def check_gap(gap: Gap, tenure: Tenure, check_point: str | None) -> None:
-    """Refuse a gap that does not go forward from the shard's checkpoint.
-
-    Raises:
-        CheckpointRefused: it begins elsewhere, leads back, or cannot be ordered.
-    """
+    """Raise CheckpointRefused if a gap does not lead forward from the shard's checkpoint."""
     if check_point not in (None, gap.start):
         raise CheckpointRefused(
             f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
@@ -114,10 +106,10 @@ def check_gap(gap: Gap, tenure: Tenure, check_point: str | None) -> None:
 
 def gap_note(gap: Gap, tenure: Tenure) -> Note:
     """Return the journal entry of a gap that is held or skipped."""
-    done = "skipped" if gap.skipped else "held"
+    outcome = "skipped" if gap.skipped else "held"
     return Note(
         kind="gap",
-        reason=f"{done} [{gap.start}, {gap.end}): {gap.reason}",
+        reason=f"{outcome} [{gap.start}, {gap.end}): {gap.reason}",
         shard=gap.shard,
         from_owner=tenure.holder,
         to_owner=tenure.holder,

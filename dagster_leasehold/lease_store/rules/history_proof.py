@@ -3,13 +3,13 @@
 A proof takes rows in order, and begins where the shard's summary of its deleted rows ends.
 
 * **The journal**: each tenure is closed before the next one, which has a higher epoch.
-* **The ledger**: no record is committed twice. A batch does not end before it starts, a gap goes
-  forward, and each batch starts where the one before it ended. Between two batches there can only
+* **The ledger**: no record is committed twice. A batch does not end before it starts, a gap leads
+  forward, and each batch starts at the end of the one before it. Between two batches there can only
   be a skipped gap, or a forced checkpoint that does not go back.
 * **The order**: an ordered group reads no shard before its parents are over. There are two
   exceptions: the shard became free while the group was unordered; or its parent was reopened, while
   the group was unordered or by an operator who accepted that. Rolling a shard forward to its table
-  counts as no reading, since the journal of the original reading is lost.
+  does not count as reading, because the journal of the original reading is lost.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Violation:
     """A promise that a history breaks.
 
     Attributes:
-        rule: `overlap` (two tenures at once), `epoch` (a fencing number that did not rise), `order`
-            (a child before its parents), `ledger` (a gap or an overlap of batches), `checkpoint`
-            (not where the ledger ends), `fence` (a batch without its tenure), `files` (a file in
-            two batches, or beside the merged file with its records), or `withdrawn` (a batch that
-            was withdrawn without a forced checkpoint).
+        rule: `overlap` (two tenures at once), `epoch` (a fencing number that did not increase),
+            `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
+            `checkpoint` (not the end of the ledger), `fence` (a batch without its tenure), `files`
+            (a file in two batches, or one whose records are also in a merged file), or `withdrawn`
+            (a batch that was withdrawn without a forced checkpoint).
     """
 
     rule: str
@@ -69,8 +69,8 @@ class JournalProof:
     Attributes:
         opened: the number of openings.
         epoch: the highest epoch.
-        current: the tenure that is open.
-        newest: the tenure that was opened last.
+        current: the open tenure, if any.
+        newest: the newest tenure.
         tenures: the owners of all tenures, by epoch and run.
         forces: the forced checkpoints.
     """
@@ -128,20 +128,20 @@ class JournalProof:
 
 @dataclass(slots=True)
 class _Life:
-    """The journal's events of a shard so far, as numbers of entries.
+    """A shard's last events in the journal so far, as numbers of entries.
 
     Attributes:
-        seen: first listed.
-        over: finished last; -1 for never.
-        reopened: reopened last; -1 for never.
+        listed: the first listing.
+        over: the end; -1 if there was none.
+        reopened: the reopening; -1 if there was none.
         reopened_in_order: True if the group was ordered then.
-        free: free to start since, if it is.
+        free: when it became free to start, if it is free.
         free_in_order: True if the group was ordered then.
-        accepted: the reopening of each parent accepted last.
-        without: started before each of these parents was listed.
+        accepted: by parent, the acceptance of its reopening.
+        without: by parent, a start before the parent was listed.
     """
 
-    seen: int | None = None
+    listed: int | None = None
     over: int = -1
     reopened: int = -1
     reopened_in_order: bool = True
@@ -153,7 +153,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Course:
-    """The entries, read under one assumption about whether the group was ordered at first."""
+    """The entries, read as if the group was initially ordered, or as if it was not."""
 
     parents: Mapping[ShardId, Sequence[ShardId]]
     children: Mapping[ShardId, Sequence[ShardId]]
@@ -171,7 +171,7 @@ class _Course:
         if entry.to_state is ShardState.WAIT:
             life.free = None
             life.without.clear()
-        # By edges 1 and 2 a shard becomes free to start.
+        # Edges 1 and 2 make a shard free to start.
         began = (None, ShardState.WAIT)
         freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
         if freed:
@@ -183,9 +183,9 @@ class _Course:
 
     def _note_edge(self, entry: JournalEntry, shard: ShardId, life: _Life) -> None:
         if entry.from_state is None:
-            life.seen = entry.sequence
+            life.listed = entry.sequence
             for child in self.children.get(shard, ()):
-                # Its child started without it, and so read out of order.
+                # The child started without it, so it was read out of order.
                 started = self.lives.get(child)
                 if started is not None and shard in started.without:
                     self._blame(child, started.without[shard], shard)
@@ -199,8 +199,8 @@ class _Course:
             return
         for parent in self.parents.get(shard, ()):
             before = self.lives.get(parent)
-            if before is None or before.seen is None:
-                # If it is never listed, nothing was out of order.
+            if before is None or before.listed is None:
+                # If the parent is never listed, nothing was out of order.
                 life.without.setdefault(parent, entry.sequence)
                 continue
             accepted = life.accepted.get(parent)
@@ -216,17 +216,14 @@ class _Course:
 class OrderProof:
     """Finds the shards of a group that started too early, from its journal in order.
 
-    Whether the group was ordered at first is known only when it changes. Until then the entries
-    are read under both assumptions.
-
-    Args:
-        parents: of every shard of the group.
+    The journal shows whether the group was initially ordered only when that changes. Until then the
+    entries are read under both assumptions. `parents` has every shard of the group.
     """
 
     def __init__(self, parents: Mapping[ShardId, Sequence[ShardId]]) -> None:
         children: dict[ShardId, list[ShardId]] = {}
-        for child, named in parents.items():
-            for parent in named:
+        for child, own_parents in parents.items():
+            for parent in own_parents:
                 children.setdefault(parent, []).append(child)
         self._courses = {ordered: _Course(parents, children, ordered) for ordered in (True, False)}
 
@@ -242,7 +239,7 @@ class OrderProof:
                 course.take(entry, entry.shard)
 
     def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
-        """Return the shards that started too early, each once with how; `ordered` as it is now."""
+        """Return the shards that started too early, with details; `ordered` is as it is now."""
         early = self._course(ordered).early
         return [(shard, early[shard]) for shard in sorted(early, key=rank_key)]
 
@@ -251,7 +248,7 @@ class OrderProof:
 
 
 def _excused(parent: _Life, accepted: int | None) -> bool:
-    """Return True if a parent that is not over was reopened while the order did not matter.
+    """Return True if a parent that is not over was reopened out of order with permission.
 
     The acceptance is recorded just before the reopening.
     """
@@ -263,13 +260,7 @@ def _excused(parent: _Life, accepted: int | None) -> bool:
 def check_order(
     parents: Mapping[ShardId, Sequence[ShardId]], journal: Iterable[JournalEntry], *, ordered: bool
 ) -> list[tuple[ShardId, str]]:
-    """Return the shards that started too early, each once with how.
-
-    Args:
-        parents: of every shard of the group.
-        journal: all entries.
-        ordered: the group's setting now.
-    """
+    """Return the shards that started too early, with details; see `OrderProof`."""
     proof = OrderProof(parents)
     for entry in sorted(journal, key=lambda entry: entry.sequence):
         proof.take(entry)
@@ -277,7 +268,7 @@ def check_order(
 
 
 class LedgerProof:
-    """Batches join end to start, each under its tenure; merged files hold whole batches."""
+    """Batches are contiguous, each under its tenure; merged files have whole batches."""
 
     def __init__(self, summary: ShardSummary, journal: JournalProof, gaps: Iterable[Gap]) -> None:
         self.committed = 0
@@ -304,7 +295,7 @@ class LedgerProof:
 
     @property
     def violations(self) -> list[Violation]:
-        """The violations, rule by rule."""
+        """The violations, by rule."""
         return [violation for broken in self._broken.values() for violation in broken]
 
     def _take_gap(self, start: str, end: str, *, skipped: bool) -> None:
@@ -344,15 +335,15 @@ class LedgerProof:
     def _check_merged(self, batch: Batch) -> None:
         """Check that the batches of a merged file list no file themselves."""
         for quarantine in (False, True):
-            carrier, left = self._carriers[quarantine]
+            carrier, remaining = self._carriers[quarantine]
             files = [file for file in batch.files if file.quarantine == quarantine]
-            if left and files:
-                detail = f"lists {files[0].path}, but {carrier} holds its records already"
+            if remaining and files:
+                detail = f"lists {files[0].path}, but {carrier} already has its records"
                 self._violated("files", f"batch {batch.sequence} {detail}")
             for file in files:
-                if file.batches > left:
-                    carrier, left = file.path, file.batches
-            self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
+                if file.batches > remaining:
+                    carrier, remaining = file.path, file.batches
+            self._carriers[quarantine] = (carrier, max(remaining - batch.batches, 0))
 
     def take_withdrawn(self, batch: Batch) -> None:
         """Take the next withdrawn batch."""
@@ -362,11 +353,11 @@ class LedgerProof:
     def end(self, lease: ShardLease | None) -> None:
         """Compare the end with the shard's checkpoint, if a row is given.
 
-        A shard without batches belongs to a client that keeps no ledger.
+        A shard without batches belongs to a client without a ledger.
         """
-        for carrier, left in self._carriers.values():
-            if left:
-                detail = f"{carrier} holds {left} more batches than the ledger has behind it"
+        for carrier, remaining in self._carriers.values():
+            if remaining:
+                detail = f"{carrier} has {remaining} batches that do not follow it in the ledger"
                 self._violated("files", detail)
         last = self._last
         if lease is None or last is None:
@@ -381,7 +372,7 @@ class LedgerProof:
     def _continuations(self, former: End, epoch: int | None) -> set[str]:
         """Return where a shard can continue after `former`, before a batch of an epoch or now.
 
-        A force that went back has withdrawn the batches behind it, so it excuses no other batch.
+        A force that went back has withdrawn the batches after it, so it excuses no other batch.
         """
         cursor = former.cursor
         for force in self._forces if epoch is None or epoch > former.epoch else ():
@@ -400,7 +391,7 @@ def until_epoch(batch: Batch) -> int:
 
 
 def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
-    """Return the problem of a committed batch's tenure; `epoch` is the highest one before."""
+    """Return the violations of a committed batch's tenure; `epoch` is the highest one before it."""
     details: list[str] = []
     tenure = (batch.epoch, batch.run)
     if tenure not in tenures:
@@ -409,7 +400,7 @@ def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
         opener = tenures[tenure]
         details.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
     if batch.epoch < epoch:
-        details.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
+        details.append(f"has epoch {batch.epoch}, but an earlier batch had epoch {epoch}")
     return [f"batch {batch.sequence} {how}" for how in details]
 
 
@@ -428,7 +419,7 @@ def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
 
 
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the cursors that a cursor and skipped gaps lead to."""
+    """Return the cursors reachable from a cursor by skipped gaps."""
     reached: set[str] = set()
     pending = [cursor]
     while pending:
@@ -451,7 +442,7 @@ def _difference(end: str, start: str) -> str:
 class PathLedger:
     """Finds the paths that two batches list, with eight bytes of memory for each path.
 
-    It compares hashes; `doubled_files` then compares the few paths that collide.
+    It compares hashes; `doubled_files` then compares the paths of colliding hashes.
     """
 
     def __init__(self) -> None:
@@ -465,7 +456,7 @@ class PathLedger:
             self._buckets[hashed % _BUCKETS].append(hashed)
 
     def join(self, other: PathLedger) -> None:
-        """Take all that another one has taken."""
+        """Take the paths of another one."""
         for bucket, more in zip(self._buckets, other._buckets, strict=True):
             bucket.extend(more)
 

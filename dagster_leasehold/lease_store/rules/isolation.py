@@ -4,19 +4,19 @@ An intended range is normally repeated unchanged, so that sinks recognize its ba
 This module decides when it is halved instead:
 
 1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed try.
-2. A second run tries the same range under the same number, and fails too.
-3. The third abandons the number, and tries the first half under the next number. It first stores
-   the suspicion in the shard's row, since the try can kill it. If the failed runs were killed, only
-   the fourth does this, since runs are often killed for other reasons.
+2. A second run repeats the same range under the same number, and fails too.
+3. The third abandons the number, and reads the first half under the next number. It first stores
+   the suspicion in the shard's row, because the try can kill it. If the failed runs were killed,
+   only the fourth does this, because runs are often killed for other reasons.
 4. A half that fails is halved again. A half that commits moves the checkpoint, and the other half
    is halved. So the range shrinks to one record in about log2(n) tries.
 5. A single record that fails as often goes to quarantine, or the shard is held there. A run that
    commits the record later ends the hold.
-6. The rest of the first range is then tried at once, still without other shards in the run.
+6. Then the rest of the first range is one try, still without other shards in the run.
 
 Sizes are in the source's unit: offsets if its cursors are offsets, otherwise records. A failure
-that says nothing about records does not count, such as a source that does not answer. A killed
-run counts if it had begun the range.
+unrelated to records does not count, such as a source that does not answer. A killed run counts if
+it had begun the range.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import Literal
 FAILED_MAX = 2
 """The failed tries after which a range is halved, or a single record blocks its shard."""
 KILLED_MAX = 3
-"""The same if the runs were killed, which a host or an operator can have done."""
+"""The same if the runs were killed, possibly by a host or an operator."""
 FAILURE_LENGTH_MAX = 1_000
-KILLED = "the run that tried it ended without a word, as if it was killed"
+KILLED = "the run died without an error message, as if it was killed"
 
 
 OnPoison = Literal["hold", "quarantine"]
-"""The fate of the record: it holds its shard, or goes to quarantine."""
+"""The handling of the record: it holds its shard, or goes to quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Suspicion:
     The next commit clears it, unless the search for a bad record continues.
 
     Attributes:
-        failure: how the last try failed; empty if its run was killed.
-        records: the bad record is among this many records; 0 if that is unknown.
-        remaining: this many records are tried without other shards.
-        alone: True if the tried range cannot be divided.
+        failure: the error of the last try; empty if its run was killed.
+        records: the number of records that include the bad one; 0 if unknown.
+        remaining: the number of records to read without other shards.
+        alone: True if the range of the last try cannot be divided.
         holds_shard: True if the shard waits at the record.
         quarantined: the number of records of the first range in quarantine.
-        skip: True if an operator wants the held record in quarantine.
+        skip: True if an operator has sent the held record to quarantine.
         error: the error of the last failed run.
         error_at: the time of that failure, for people.
     """
@@ -68,7 +68,7 @@ class Suspicion:
 
     @property
     def isolating(self) -> bool:
-        """True if a bad record is being searched, or was found."""
+        """True during the search for a bad record, and while the record blocks the shard."""
         return self.remaining > 0
 
     @property
@@ -77,15 +77,15 @@ class Suspicion:
         return self.failure or KILLED
 
     def because(self, failure: str) -> Suspicion:
-        """Return the suspicion after a try that failed like this."""
+        """Return the suspicion after a failed try."""
         return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
 
     def failed(self, error: str, at: datetime) -> Suspicion:
-        """Return the suspicion after a failed run, for any cause."""
+        """Return the suspicion after a failed run, of any cause."""
         return replace(self, error=error[:FAILURE_LENGTH_MAX], error_at=at)
 
     def within(self, size: int, *, alone: bool = False) -> Suspicion:
-        """Return the suspicion after a range of this size has failed."""
+        """Return the suspicion after a failed range of this size."""
         return replace(self, records=size, remaining=max(size, self.remaining), alone=alone)
 
     def after(self, size: int, *, quarantined: bool = False) -> Suspicion | None:
@@ -106,7 +106,7 @@ class Suspicion:
 
 
 class NextStep(Enum):
-    """The next step with an intended range that was not committed."""
+    """The next step for an uncommitted intended range."""
 
     REPEAT = auto()
     HALVE = auto()
@@ -133,7 +133,7 @@ def tries_after(
 ) -> int:
     """Return a shard's tries after a suspicion was recorded; the open tenure counts as one.
 
-    The count starts again for a single record, since earlier attempts included its neighbours.
+    The count restarts for a single record, because earlier attempts included its neighbours.
     """
     newly_alone = suspicion.alone and not (before is not None and before.alone)
     return 1 if abandon or newly_alone else tries
@@ -142,7 +142,7 @@ def tries_after(
 def goes_to_quarantine(on_poison: OnPoison, suspicion: Suspicion, *, quarantined_max: int) -> bool:
     """Return True if the bad record goes to quarantine; otherwise it holds the shard.
 
-    A batch has a limit of quarantined records, since a broken transform fails for all of them.
+    Quarantined records of a batch are limited, because a broken transform fails for every record.
     """
     if suspicion.skip:
         return True
@@ -164,7 +164,7 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
     if suspicion.holds_shard:
         return (
             f"Shard {shard} of {key} is held at {at}, because the record there stops every run "
-            f"({why}). Each run tries it again, so fix the transform, or send the record to "
+            f"({why}). Each run retries it, so fix the transform, or send the record to "
             f"quarantine with `leasehold quarantine skip`."
         )
     if suspicion.alone:
@@ -172,6 +172,6 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
     if suspicion.records:
         return (
             f"Shard {shard} of {key} is blocked at {at} or up to {suspicion.records:,} records "
-            f"after it ({why}). Its runs halve that range until the record stands alone."
+            f"after it ({why}). Its runs halve that range until they find the record."
         )
     return ""

@@ -3,7 +3,7 @@
 Two rewriters do not overwrite each other:
 
 1. A replay reads batch 7 and writes new files for it; its process is paused.
-2. A run that considers it dead takes its claim over and replays the batch.
+2. A run that considers it dead takes over its claim and replays the batch.
 3. The first one wakes up and swaps. It no longer has the claim, so nothing changes.
 4. If it had claimed the shard again in between, the batch's generation would differ.
 """
@@ -32,11 +32,7 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
-    """Return the group of some tenures.
-
-    Raises:
-        ValueError: they have several groups, or name a shard twice.
-    """
+    """Return the group of tenures; raise ValueError for several groups, or a shard twice."""
     keys = {tenure.key for tenure in tenures}
     if len(keys) != 1:
         raise ValueError("All tenures of one call must belong to one group.")
@@ -59,8 +55,7 @@ def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
     """Refuse a holder's checkpoint before the stored one.
 
     Raises:
-        CheckpointRefused: the cursor cannot be ordered, or the shard would go back, as only a
-            recorded force can.
+        CheckpointRefused: the cursor cannot be ordered, or the shard would go back without a force.
     """
     check_place(tenure.key, tenure.shard, cursor)
     if check_point not in (None, cursor) and not in_order(check_point, cursor):
@@ -68,20 +63,16 @@ def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
 
 
 def check_place(key: GroupKey, shard: ShardId, cursor: str) -> None:
-    """Refuse a cursor that cannot be ordered.
-
-    Raises:
-        CheckpointRefused: it cannot.
-    """
+    """Raise CheckpointRefused for a cursor that cannot be ordered."""
     if place_of(cursor) is None:
         raise CheckpointRefused(
-            f"The cursor {shown(cursor)} of shard {shown(shard)} of group {key} cannot be ordered "
-            "among others. Use decimal numbers, separated by dots, that grow from record to record."
+            f"The cursor {shown(cursor)} of shard {shown(shard)} of group {key} cannot be compared "
+            "with others. Use decimal numbers, separated by dots, that grow from record to record."
         )
 
 
 def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
-    """Return the number of a shard's next batch and its open intent, by its newest row."""
+    """Return the number of a shard's next batch and its open intent, from its newest row."""
     if newest is None:
         return 0, None
     if newest.state is BatchState.INTENT:
@@ -131,20 +122,20 @@ def check_next_in_line(
     Raises:
         IntentConflict: the number is not the next, the range does not begin at the checkpoint or
             ends before it starts, or an intent of this number has other bounds.
-        CheckpointRefused: a cursor has no place among the shard's.
+        CheckpointRefused: a cursor cannot be ordered.
     """
     for cursor in (intent.start, intent.end):
         check_place(intent.tenure.key, intent.tenure.shard, cursor)
     name = f"Batch {intent.sequence} of shard {intent.tenure.shard} of group {intent.tenure.key}"
     if intent.sequence != next_sequence:
-        raise IntentConflict(f"{name} is out of turn: the next is number {next_sequence}.")
+        raise IntentConflict(f"{name} is out of order: the next is number {next_sequence}.")
     if not may_advance(check_point, intent.start):
         raise IntentConflict(
             f"{name} starts at {shown(intent.start)}, but the checkpoint is {shown(check_point)}."
         )
     if not in_order(intent.start, intent.end):
         raise IntentConflict(
-            f"{name} would end at {shown(intent.end)}, before it starts at {shown(intent.start)}: "
+            f"{name} would end at {shown(intent.end)}, before its start at {shown(intent.start)}: "
             "the source has to plan forward."
         )
     if intended and (intended.start, intended.end) != (intent.start, intent.end):
@@ -155,7 +146,7 @@ def check_next_in_line(
 
 
 def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
-    """Return True if this commit happened before, and its reply was lost."""
+    """Return True if this commit took effect, and its reply was lost."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return False
     tenure = commit.tenure
@@ -169,11 +160,7 @@ def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
 
 
 def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
-    """Refuse a commit without a matching intent.
-
-    Raises:
-        IntentConflict: there is no intent of this tenure with these bounds.
-    """
+    """Raise IntentConflict for a commit without an intent of its tenure with its bounds."""
     tenure = commit.tenure
     intended = batch is not None and (
         (batch.state, batch.epoch, batch.run, batch.start, batch.end)
@@ -214,7 +201,7 @@ def may_claim(claim: RewriteClaim, run: str, replaces: str) -> bool:
 
 
 def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:
-    """Return the batch with its new output; None if it has changed since the rewrite read it."""
+    """Return the batch with its new output; None if it has changed since the rewrite's read."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return None
     if batch.generation != rewrite.generation or rewrite.attempt not in (None, batch.attempt):

@@ -1,4 +1,4 @@
-"""Pure rules for edges 1 and 2: listed shards, and when their parents let them start."""
+"""Pure rules for edges 1 and 2: new shards, and shards whose parents are over."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def shards_first_seen(
         new: the listing of the new shards.
         shards: the group's rows, at least the parents of new shards.
         listed: the listed shards; a new parent counts as unfinished.
-        ordered: True if the group is ordered.
     """
     states: dict[str, ShardState] = dict.fromkeys(listed, ShardState.NOT_ALLOC)
     states |= {row.shard: row.state for row in shards}
@@ -55,19 +54,19 @@ def listed_again(
     """Return a shard with the lineage and flags of a newer listing of the shards `listed`.
 
     A source that infers lineage omits parents that it no longer lists. They stay parents here, so
-    the shard still starts at its beginning, after parents that the group has.
+    the shard still starts at its beginning, after the parents that the group has.
     """
-    forgotten = tuple(
+    omitted = tuple(
         parent for parent in shard.parents if parent not in listing.parents and parent not in listed
     )
     values = _listed(listing)
     for name in ("parents", "gone_parents"):
-        values[name] += forgotten
+        values[name] += omitted
     return replace(shard, **values)
 
 
 def unlisted_parents(shard: ShardLease, states: Container[str]) -> tuple[ShardId, ...]:
-    """Return the parents that the group never had and the source does not call gone.
+    """Return the parents that the group never had, without `gone_parents`.
 
     Only an operator can end the wait for them.
     """
@@ -79,7 +78,7 @@ def unlisted_parents(shard: ShardLease, states: Container[str]) -> tuple[ShardId
 
 
 def why_waiting(shard: ShardLease, states: Mapping[str, ShardState]) -> str:
-    """Return what a waiting shard waits for and what to do, as the end of a sentence."""
+    """Return why a shard waits, and the remedy, as the end of a sentence."""
     unfinished = [
         parent
         for parent in shard.parents

@@ -1,13 +1,14 @@
 """Decides if a node is dead or a planner silent, from one observer's memory and monotonic clock.
 
-Rebalancers, members and agents use it. A node is alive while its counter moves. An observer stores
-when it first read the present value of each counter, on its own monotonic clock. A node whose
-counter has not moved for longer than the timeout T is dead. The time of day of no machine matters.
+A node is alive while its counter moves. An observer stores when it first read the present value of
+each counter, on its own monotonic clock. A node whose counter has not moved for longer than the
+timeout T is dead. No wall clock matters.
 
 A node is evicted only after it has stopped trusting its leases:
 
-1. The node adds 1 to its counter, and trusts its leases for 0.75 T from before it sent the beat.
-2. The observer reads the new value, which is after step 1, and starts to count.
+1. The node sends a heartbeat, which adds 1 to its counter. It trusts its leases for 0.75 T from
+   before that.
+2. The observer reads the new value, after step 1, and starts to count.
 3. T later it still reads the same value. The node's trust ended at least 0.25 T ago.
 4. The eviction names the value. If the node beats between steps 3 and 4, the eviction fails.
 
@@ -15,8 +16,8 @@ An outage of the store evicts no live node:
 
 1. The store is unavailable for longer than T. No node can beat, and no observer can read.
 2. It is available again. The first observer reads counters that have not moved for longer than T.
-3. Time without a successful read does not count as silence. After a long outage all counts start
-   again, and each node has the time T to beat.
+3. Time without a successful read does not count as silence. After a long outage all counts restart,
+   and each node has the time T to beat.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 Clock = Callable[[], float]
-"""Seconds since some moment of the past; it never steps back."""
+"""Seconds since some time in the past; it never steps back."""
 REMEMBERED_TRANSFERS_MAX = 256
 COUNTABLE_FRACTION = 0.6
 """The most of an interval between two reads that counts as silence, as a part of T.
 
-It is less than two thirds. So a node that beats every third of T, and beat in time before its
-observer stalled or its machine slept, has not lapsed at the observer's first read afterwards.
+It is less than two thirds. So if an observer stalls or its machine sleeps, a node that beats every
+third of T has not lapsed at the observer's next read.
 """
 
 REMEMBERED_CHARACTERS_MAX = 1_000_000
@@ -49,7 +50,7 @@ FORMAT = 1
 
 
 def floor_to_tenth(seconds: float) -> float:
-    """Round down to a tenth, so that an observer never counts more time than has passed."""
+    """Round down to a tenth, so that an observer never counts too much time."""
     return max(int(seconds * 10) / 10, 0.0)
 
 
@@ -68,11 +69,11 @@ def parse_memory(text: str) -> dict[str, Any]:
 
 
 def recall_incarnations(text: str, place: str) -> dict[str, str]:
-    """Return the incarnations by node, as stored by an earlier process in the same place.
+    """Return the incarnations by node that an earlier process stored in the same place.
 
     In another place (after a reboot, in a new container) no process can check if the runs under
-    these incarnations are alive. So the nodes get new incarnations there. The old ones stop
-    beating, and the shards that dead runs had open become free.
+    these incarnations are alive. So the nodes get new incarnations there, the counters of the old
+    ones stop, and the shards of dead runs become free.
     """
     memory = parse_memory(text)
     section = memory.get("incarnations")
@@ -86,10 +87,7 @@ def recall_incarnations(text: str, place: str) -> dict[str, str]:
 
 
 def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
-    """Return one part of the text: name, value, seconds unchanged, and incarnation of each entry.
-
-    Invalid entries are skipped.
-    """
+    """Return the valid entries of a part: name, value, seconds unchanged, incarnation."""
     section = parse_memory(text).get(part)
     if not isinstance(section, dict):
         return []
@@ -110,66 +108,66 @@ def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
 
 
 def steady_clock() -> float:
-    """Return seconds of a clock that counts while the machine sleeps."""
+    """Return the seconds of a clock that continues while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class ObservedTime:
-    """The reads of one observer, and how much of the time between two reads counts as silence.
+    """The time between an observer's reads, as far as it counts as silence.
 
     After a failed read, the time until the next read does not count. Any other interval counts up
-    to a limit, since an observer that was frozen (alone or with its machine) read no beats.
+    to a limit, because a frozen observer (alone or with its machine) reads no counters.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._blind = False
+        self._read_failed = False
         self.last = clock()
 
     def record_failed_read(self) -> None:
         """Record a failed read."""
-        self._blind = True
+        self._read_failed = True
 
-    def look(self, countable_s: float) -> tuple[float, float]:
-        """Record a read; return the seconds since the last read that count, and that do not.
+    def record_read(self, countable_s: float) -> tuple[float, float]:
+        """Record a read; return the counted and the excluded seconds since the last read.
 
         At most `countable_s` seconds count. After failed reads for longer than that, the second
-        number is infinite, so that all time counted before is void, too.
+        number is infinite, which voids all time counted before.
         """
         now = self._clock()
         interval_s = now - self.last
         excluded_s = self._excluded_s(interval_s, countable_s)
-        self.last, self._blind = now, False
+        self.last, self._read_failed = now, False
         return max(interval_s - excluded_s, 0.0), excluded_s
 
     def _excluded_s(self, interval_s: float, countable_s: float) -> float:
-        if not self._blind:
+        if not self._read_failed:
             return max(interval_s - countable_s, 0.0)
         return interval_s if interval_s <= countable_s else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """The value of a counter, its incarnation, and the time when it was first seen."""
+    """The value of a counter, its incarnation, and the time of its first read."""
 
     value: int
     since: float
     incarnation: str = ""
 
     def with_later_start(self, seconds: float, now: float) -> _Observation:
-        """Return the same sight with a start some seconds later, at most `now`."""
+        """Return it with a start some seconds later, at most `now`."""
         return replace(self, since=min(self.since + seconds, now))
 
     def or_earlier(self, before: _Observation | None) -> _Observation:
-        """Return `before` if it has the same value and incarnation; otherwise this one."""
+        """Return `before` if it has the same value and incarnation, otherwise this one."""
         if before is None or before.value != self.value or before.incarnation != self.incarnation:
             return self
         return before
 
 
 class Observations:
-    """One observer's record of how long each counter and each transfer has been unchanged."""
+    """One observer's record of the time for which each counter and transfer is unchanged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -178,16 +176,15 @@ class Observations:
         self._observed_time = ObservedTime(clock)
 
     def record_failed_read(self) -> None:
-        """Record a failed read; the time until the next read does not count."""
+        """Record a failed read, so that the time until the next read does not count."""
         self._observed_time.record_failed_read()
 
-    def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
-        """Record the group's nodes as just read; drop nodes that are no longer members.
+    def record_nodes(self, nodes: Iterable[Node], timeout_s: float) -> None:
+        """Record the group's nodes as just read; drop former members; `timeout_s` is T.
 
-        A new node, counter value or incarnation starts its count at 0. `timeout_s` is the group's
-        T.
+        A new node, counter value or incarnation starts its count at 0.
         """
-        _, excluded_s = self._observed_time.look(timeout_s * COUNTABLE_FRACTION)
+        _, excluded_s = self._observed_time.record_read(timeout_s * COUNTABLE_FRACTION)
         now = self._observed_time.last
         self._shorten_counts(excluded_s, now)
         self._nodes = {
@@ -221,12 +218,12 @@ class Observations:
         }
 
     def unchanged_s(self, node: NodeName) -> float:
-        """Return for how many seconds, at least, a node's counter has not moved; 0 if unknown."""
+        """Return the seconds for which a node's counter has not moved, at least; 0 if unknown."""
         sight = self._nodes.get(node)
         return self._clock() - sight.since if sight else 0.0
 
     def transfer_s(self, shard: ShardId) -> float:
-        """Return for how many seconds, at least, a shard has been in transfer; 0 if it is not."""
+        """Return the seconds for which a shard is in transfer, at least; 0 if it is not."""
         sight = self._transfers.get(shard)
         return self._clock() - sight.since if sight else 0.0
 
@@ -240,10 +237,10 @@ class Observations:
         }
 
     def remember(self, **further: object) -> str:
-        """Return the observations as text for `recall`: how long each was unchanged, at least.
+        """Return the observations as text for `recall`, without the time since the last read.
 
-        The time since the last read is left out. The text also has the JSON values in `further`,
-        for `parse_memory`. If there are many transfers, it has only the longest.
+        The text also has the JSON values in `further`, for `parse_memory`. Of many transfers, it
+        has only the longest.
         """
         at = self._observed_time.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
@@ -267,7 +264,7 @@ class Observations:
     def recall(cls, text: str, clock: Clock) -> Self:
         """Continue from the observations of an earlier process, or from none if `text` is invalid.
 
-        The time between the two processes does not count, so this observer only waits longer.
+        The time between the two processes does not count.
         """
         observations = cls(clock)
         now = clock()
@@ -289,14 +286,13 @@ class PlannerWatch:
     """Measures the silence of the planner that launches a node's runs, for the node's agent.
 
     While a deployment's daemon is down, its nodes beat, but no run can be launched. Each tick of
-    the planner writes a new mark. The silence is the time for which the mark has not changed, as
-    far as the agent could read it. If the mark cannot be read, that time is counted separately, as
-    silence, too: no run reaches a node that cannot read it.
+    the planner writes a new mark. The silence is the time for which the mark has not changed. Time
+    in which the mark cannot be read counts separately, because such a node gets no runs either.
 
     Args:
         clock: monotonic seconds.
-        interval_max_s: the most of the time between two reads that counts, in seconds: an agent that
-            was frozen with its machine could not read new marks.
+        interval_max_s: the most of the time between two reads that counts, in seconds, because an
+            agent that was frozen with its machine could not read new marks.
     """
 
     def __init__(self, clock: Clock, interval_max_s: float) -> None:
@@ -308,20 +304,20 @@ class PlannerWatch:
 
     @property
     def silent_s(self) -> float:
-        """The planner's silence in seconds, at least."""
+        """The planner's silence, at least, in seconds."""
         return max(self._unchanged_s, self._unanswered_s)
 
     def record_failed_read(self) -> None:
-        """Record that the lease store does not answer, since no planner can tick without it."""
+        """Record that the lease store does not answer: without it, no planner can tick."""
         self._observed_time.record_failed_read()
 
-    def see(self, mark: str | None) -> None:
+    def record_mark(self, mark: str | None) -> None:
         """Record the mark of the planner's last tick.
 
-        It is empty if the planner never wrote one, which does not count as silence. It is None if
-        it could not be read.
+        It is empty before the planner's first tick, which does not count as silence, and None if it
+        could not be read.
         """
-        passed_s, _ = self._observed_time.look(self._interval_max_s)
+        passed_s, _ = self._observed_time.record_read(self._interval_max_s)
         if mark is None:
             self._unanswered_s += passed_s
             return
@@ -333,7 +329,7 @@ class PlannerWatch:
 
 
 def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
-    """Return the deadline of a transfer in seconds: the announced time, up to the group's limit."""
+    """Return the deadline of a transfer in seconds: the estimate, up to the group's limit."""
     if lease.handoff_eta_s is None:
         return group.handoff_limit_s
     return min(lease.handoff_eta_s, group.handoff_limit_s)

@@ -1,7 +1,6 @@
-"""Settings of a node in a group that assigns by modulo or by name, checked when they are declared.
+"""Settings of a node in a group that assigns by modulo or by name, checked at their declaration.
 
-Conflicts with nodes of other deployments are found later, by `lease_store.rules.assignment_plan`,
-with the same errors.
+`assignment_plan` later finds conflicts with nodes of other deployments, with the same errors.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ NodeSettings = Modulo | Pinned
 
 
 def node_settings(given: object) -> NodeSettings:
-    """Return the settings of a node from settings or a mapping.
+    """Return a node's settings; convert a mapping.
 
     The mapping has `source_count` and `node_id`, or `pinned` with a bootstrap cursor by shard.
 
@@ -155,7 +154,7 @@ def node_row(name: NodeName, settings: NodeSettings | None, *, address: str = ""
 
 
 def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]) -> None:
-    """Check that the nodes' settings fit the mode and each other.
+    """Check that the nodes' settings match the mode and do not contradict each other.
 
     Raises:
         InvalidIdentifier: a node's name does not match the grammar.

@@ -1,7 +1,7 @@
 """The obstacle that keeps a shard from making progress, in one sentence.
 
-The asset check, `leasehold status`, `leasehold top` and the report use this pure rule. It reads the
-shard's row, which has the last error since the last commit.
+The asset check, `leasehold status`, `leasehold top` and the report use this pure rule. The shard's
+row has the last error since the last commit.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ class ObstacleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason cause a shard makes no progress."""
+    """The reason why a shard makes no progress."""
 
     kind: ObstacleKind
     sentence: str
 
 
 def live_nodes(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> dict[NodeName, bool]:
-    """Return the nodes whose last beat is no older than T, each with True if it takes runs.
+    """Return the nodes whose last heartbeat is no older than T, each with True if it takes runs.
 
-    Args:
-        snapshot: of the group.
-        beat_ages: the seconds since each member's last beat; a missing one has just joined.
+    `beat_ages` has the seconds since each member's last heartbeat; a missing node has just joined.
     """
     timeout_s = snapshot.group.timeout_s
     return {
@@ -67,14 +65,14 @@ def obstacle(
     unread: bool = True,
     source_error: str = "",
 ) -> Obstacle | None:
-    """Return what keeps a shard from making progress, or None.
+    """Return the obstacle of a shard, or None.
 
     Args:
         key: the group.
         row: the shard's row.
         nodes: the live nodes of the group, each with True if it takes runs.
         unread: False if the shard was read to its end.
-        source_error: the error of a source that does not answer; empty otherwise.
+        source_error: the error of a source that does not answer, otherwise empty.
     """
     shard, suspicion = row.shard, row.suspicion
     if row.state in (ShardState.OVER, ShardState.WAIT):
@@ -89,7 +87,7 @@ def obstacle(
         )
     if unread and (error := last_error(row)):
         sentences[ObstacleKind.RUN] = (
-            f"The last run of shard {shard} of {key} failed, and the next one tries again: {error}"
+            f"The last run of shard {shard} of {key} failed, and the next one retries: {error}"
         )
     return next((Obstacle(kind, text) for kind, text in sentences.items() if text), None)
 

@@ -2,8 +2,8 @@
 
 `Rebalancer` calls `plan` with a snapshot. The rules are pure (no clock, no I/O, no randomness), so
 all processes compute the same plan from the same snapshot, and each carries out the moves of its
-own nodes. A plan from a stale snapshot does no harm: every move names the `lease_id` that it was
-planned from, and fails if the shard's row has changed.
+own nodes. A plan from a stale snapshot does no harm: every move names the `lease_id` from the
+snapshot, and fails if the shard's row has changed.
 
 By count, every node gets floor or ceil of the average, with the fewest moves. By load, every node
 gets about the same records per second. Unassigned shards, heaviest first, go to the node with the
@@ -11,10 +11,11 @@ least load. Then held shards move from the heaviest nodes to the lightest, one a
 are within a twentieth of the mean or no move helps. A small change of a weight must not cause
 moves. So these moves are made only in one of four cases:
 
+
 * together they reduce the highest load by more than a tenth;
 * they increase the lowest load by more than a tenth of the mean;
 * a node carries more than the mean and one heaviest shard;
-* they relieve a node that has other shards besides one that outweighs the mean.
+* they relieve a node with several shards, one of which outweighs the mean.
 
 Moves depend on loads and weights only, so after a plan is carried out, the next plan is empty.
 """
@@ -37,7 +38,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 _Owned = tuple[NodeName, ShardLease]
 
 RELIEF_MIN = 0.1
-"""The least relative improvement of the highest or lowest load for which held shards move."""
+"""Held shards move only if the highest or lowest load improves by at least this part."""
 LEVEL = 0.05
 """Loads that differ from the mean by at most this part of it count as level."""
 
@@ -61,12 +62,12 @@ def balanced_quotas(
     """Return the share of each node: floor or ceil of the average number, at most `cap`.
 
     The larger shares go to nodes that hold more than the smaller share, so that each keeps one
-    shard more; that minimizes the moves. Among equal nodes `tie_break` decides. The number of
-    shards that a node holds must not decide, since it changes while a plan is carried out:
+    shard more; that minimizes the moves. Among equal nodes `tie_break` decides, not the number of
+    shards that a node holds, because that changes while a plan is carried out:
 
     1. Three empty nodes share 8 shards: 3, 3, 2 by name. The last node plans first, and claims 2.
     2. If larger shares went to the fullest nodes, the last node would now claim a third shard,
-       which the plans of the other nodes do not give it.
+       which is another node's in their plans.
     """
     if not counts:
         return {}
@@ -100,7 +101,7 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     moves = _Moves(counts, quotas)
     for lease in holdings.returning:
         moves.give_back(lease)
-    # These moves cost nothing if their holders have room, so they use the room first.
+    # These moves cost nothing if their holders have room, so they come first.
     for node, lease in staying:
         moves.place(lease, node)
     for lease in holdings.free:
@@ -129,7 +130,7 @@ def _surplus(
     """Return the shards beyond the nodes' quotas that stay with their holders, and the others.
 
     If a shard is in transfer to a full node and its holder has room, cancelling the transfer costs
-    nothing. Any other shard in transfer would first have to go back, so it is selected last.
+    nothing. Any other shard in transfer would first have to return, so it is selected last.
     """
     room = {node: quotas[node] - len(leases) for node, leases in holdings.own.items()}
     returning = {lease.shard for lease in holdings.returning}
@@ -182,10 +183,10 @@ class _Moves:
             self.moves += 1
 
     def place(self, lease: ShardLease, owner: NodeName | None, *, given_back: bool = False) -> None:
-        """Give a shard to the emptiest node with room; if none has room, report it as unassigned.
+        """Assign a shard to the emptiest node with room, or report it as unassigned.
 
-        `owner` is the shard's present owner, or None. With `given_back`, the shard is returning to
-        `owner` already, so its next move waits for the next round.
+        `owner` is the shard's present owner, or None. With `given_back`, the shard is already
+        returning to `owner`, so its next move waits for the next round.
         """
         taker = self._return_to(lease, owner)
         if taker is None:
@@ -220,7 +221,7 @@ class _Moves:
             return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
         holder = lease.consumer_owner
         if holder is not None and holder in self.counts:
-            # Where `taker` is a third node, the shard continues to it in the next round.
+            # If `taker` is a third node, the next round transfers the shard to it.
             return plans.CancelTransfer(
                 lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
             )
@@ -242,9 +243,9 @@ class _Moves:
 
     def _leave(self, lease: ShardLease, owner: NodeName | None) -> None:
         if owner is None:
-            reason = CAPPED
+            reason = "every live node has its maximum number of shards"
         elif owner in self.counts:
-            reason = f"{owner} has more shards than the node cap, but no other node has room"
+            reason = f"{owner} has more than its maximum, but no other node has room"
         else:
             reason = f"{owner} takes no runs, but no other node has room"
         self.unassigned.append(plans.Unassigned(lease.shard, reason))
@@ -278,19 +279,18 @@ def _proof(
     if holdings.free:
         lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
     if holdings.outgoing:
-        lines.append(f"{len(holdings.outgoing)} are held by nodes that take no runs: each must go")
+        count = len(holdings.outgoing)
+        lines.append(f"{count} are held by nodes that take no runs: each must move")
     if holdings.returning:
-        lines.append(
-            f"{_counted(len(holdings.returning), 'transfer')} to nodes that take no runs must end"
-        )
-    lines.append("larger shares go to nodes with more shards, so that the fewest shards move")
+        lines.append(f"{len(holdings.returning)} are in transfer to nodes that take no runs")
+    lines.append("the larger shares go to nodes with the most shards, so that the fewest move")
     return tuple(lines)
 
 
 def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:
-    """Return the weight of each shard; nothing if the group balances by count or none has one.
+    """Return the weight of each shard; empty if the group balances by count or has no weights.
 
-    A shard without a weight of its own, such as a new one, gets the median of the others.
+    A shard without a weight, such as a new one, gets the median of the others.
     """
     if not snapshot.group.weighted:
         return {}
@@ -304,7 +304,7 @@ def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, f
 
 @dataclass(slots=True)
 class _Share:
-    """The share of one node; `shelves` has its movable shards by weight, unassigned ones first."""
+    """The share of one node; `shelves` has its movable shards by weight, unassigned shards first."""
 
     node: NodeName
     load: float = 0.0
@@ -359,7 +359,7 @@ class _Levelling:
                     self.shares[node].put(weights[lease.shard], _entry(lease.shard, owned=True))
 
     def place(self, leases: Iterable[ShardLease]) -> None:
-        """Give shards without an owner to the nodes with the least load, heaviest first."""
+        """Assign shards without an owner to the nodes with the least load, heaviest first."""
         heaviest_first = sorted(
             leases, key=lambda lease: (-self._weights[lease.shard], rank_key(lease.shard))
         )
@@ -382,8 +382,8 @@ class _Levelling:
         """Move shards from the heaviest nodes to the lightest, and undo that if it helps little."""
         before, crowded = self._extremes(), self._crowded()
         moved: list[tuple[_Share, _Share, float, _Entry]] = []
-        # A giver only gets lighter, and the lightest load only higher. So a giver that cannot help
-        # now cannot help later, unless it receives a shard.
+        # A giver only gets lighter, and the lightest load only increases. So a giver without a
+        # useful move has none later, unless it receives a shard.
         stuck: set[NodeName] = set()
         while (pair := self._pair(stuck)) is not None:
             giver, taker = pair
@@ -418,7 +418,7 @@ class _Levelling:
     def _crowded(self) -> list[tuple[_Share, float]]:
         """Return the nodes with a shard above the mean load and other shards, and their loads.
 
-        On such a node the shards delay one another, while other nodes are less busy.
+        On such a node the shards delay each other, while other nodes are less busy.
         """
         return [
             (share, share.load)
@@ -454,7 +454,7 @@ def _entry(shard: ShardId, *, owned: bool) -> _Entry:
 
 
 def _best(giver: _Share, taker: _Share) -> float | None:
-    """Return the weight whose move makes the higher of two loads smallest; None if none does."""
+    """Return the weight whose move minimizes the higher of two loads; None if none helps."""
     helping = [weight for weight in giver.shelves if weight < giver.load - taker.load]
     return min(
         helping,
@@ -478,7 +478,7 @@ def plan_weighted(
     for lease, owner in _owned(holdings):
         target = levelling.targets[lease.shard]
         if target is None:
-            reason = CAPPED
+            reason = "every live node has its maximum number of shards"
             unassigned.append(plans.Unassigned(lease.shard, reason))
         elif target != owner:
             moves += 1
@@ -539,25 +539,27 @@ def _action(
 def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    """Explain which moves are necessary, and by how much the others lower the highest load."""
-    lines = [f"moves of shards that are unassigned or on nodes that take no runs: {needed}"]
+    """Explain the necessary moves, and by how much the others reduce the highest load."""
+    lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
     if moves > needed:
         highest = max(before.values())
         after = max(share.load for share in levelling.shares.values())
         lines.append(
-            f"further moves that level the loads: {moves - needed}; the highest load changes from "
-            f"{highest:g} to {after:g} records/s, with the shards that were unassigned"
+            f"{moves - needed} more reduce the loads: the highest was {highest:g} records/s before "
+            f"the free shards were shared, and then is {after:g}"
         )
     else:
-        lines.append(f"further moves would level the loads by less than {RELIEF_MIN:.0%}")
+        lines.append(
+            f"further moves would level the loads by less than {RELIEF_MIN:.0%}: nothing else moves"
+        )
     return tuple(lines)
 
 
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
     """Return the moves that this group needs now, by its assignment mode.
 
-    `live` names the nodes that the caller does not consider dead. The plan treats a dead node's
-    shards as free. They can be claimed only after the node's eviction.
+    `live` has the nodes that the caller does not consider dead. The plan treats a dead node's
+    shards as free, although they can be claimed only after the node's eviction.
     """
     group = snapshot.group
     if group.paused:
@@ -578,7 +580,7 @@ def _plan_by_mode(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Pl
 
 
 def stranded(snapshot: Snapshot) -> tuple[plans.Unassigned, ...]:
-    """Return the shards that wait for parents that were never listed; only a user can help."""
+    """Return the shards that wait for parents that were never listed."""
     waiting = [lease for lease in snapshot.shards if lease.state is ShardState.WAIT]
     if not waiting:
         return ()
@@ -595,8 +597,8 @@ def _plan_shared(
 ) -> plans.Plan:
     """Share the consumable shards among the nodes that take runs, by count or by load.
 
-    Shards in state `wait` or `over` do not count. Shards that the source lets no consumer read stay
-    with their owners. If all weights are equal, shards are shared by count.
+    Shards in state `wait` or `over` do not count. Shards that are not subscribable stay with their
+    owners. If all weights are equal, shards are shared by count.
     """
     group = snapshot.group
     counted = [lease for lease in snapshot.shards if lease.state.consumable and lease.subscribable]
@@ -619,13 +621,7 @@ def _plan_shared(
 def fewest_moves(
     snapshot: Snapshot, *, live: Collection[NodeName], owners: Mapping[ShardId, NodeName]
 ) -> int:
-    """Count the fewest changes of owner that lead from earlier owners to a settled group.
-
-    Args:
-        snapshot: the group after it has settled.
-        live: its live members.
-        owners: the earlier owner of each shard.
-    """
+    """Count the fewest changes of owner from the earlier `owners` to a settled group."""
     rows: list[ShardLease] = []
     for lease in snapshot.shards:
         owner = owners.get(lease.shard)
@@ -650,8 +646,8 @@ def orphans(snapshot: Snapshot) -> list[str]:
     """List the shards that only `free_orphans` can release, each with its reason.
 
     These are shards whose holder or next node is not a member, shards in transfer that no run has
-    open, and waiting shards whose parents are all finished. They result from changes that the
-    store did not make in one transaction.
+    open, and waiting shards whose parents are all finished. They result from manual changes, or
+    changes over several transactions.
     """
     members = {node.name for node in snapshot.nodes if node.member}
     states: dict[str, ShardState] = {lease.shard: lease.state for lease in snapshot.shards}

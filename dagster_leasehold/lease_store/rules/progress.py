@@ -1,4 +1,4 @@
-"""The progress of long work: what is done, the rate, and the remaining time."""
+"""The progress of long work: the number done, the rate, and the remaining time."""
 
 from __future__ import annotations
 
@@ -86,32 +86,32 @@ class ProgressLines:
 
     Attributes:
         work: its name.
-        unit: of the count, as a plural.
-        tell: writes a line.
+        unit: the unit of the count, as a plural.
+        write: writes a line.
         clock: monotonic seconds.
     """
 
     work: str
     unit: str
-    tell: Callable[[str], object]
+    write: Callable[[str], object]
     clock: Clock
     _progress: Progress = field(init=False)
-    _told_s: float = field(init=False)
+    _written_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._progress, self._told_s = Progress(self.clock), self.clock()
+        self._progress, self._written_s = Progress(self.clock), self.clock()
 
     @property
     def due(self) -> bool:
         """True if the next call writes a line."""
-        return self.clock() >= self._told_s + LINE_EVERY_S
+        return self.clock() >= self._written_s + LINE_EVERY_S
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
         """Record the number done so far, and write a line if one is due."""
         self._progress(done, total)
         if self.due:
-            self._told_s = self.clock()
-            self.tell(f"{self.work}: {self._progress.text(self.unit)}")
+            self._written_s = self.clock()
+            self.write(f"{self.work}: {self._progress.text(self.unit)}")
 
 
 def rate_text(per_second: float) -> str:

@@ -3,7 +3,7 @@
 A shard's cursor is not always the border between published and unpublished batches:
 
 1. A publication was sent to another catalog, and its reply was lost. Its batches are after the
-   cursor and can be in the table. So their changes are recorded as if they were published.
+   cursor and possibly in the table. So their changes are recorded as if they were published.
 2. A batch is withdrawn before it is published. The next publication begins at its number, and
    continues with the batch that replaced it, whose number is higher.
 """
@@ -36,7 +36,7 @@ class Border(NamedTuple):
 
     Attributes:
         published: batches before this number are in the table.
-        reached: batches before this number can be in the table.
+        reached: batches before this number are possibly in the table.
     """
 
     published: int
@@ -44,7 +44,7 @@ class Border(NamedTuple):
 
 
 def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
-    """Divide a number of batches among shards by their needs; each gets at least one."""
+    """Divide a limit of batches among shards by their needs; each gets at least one."""
     remaining, divided = limit, dict[ShardId, int]()
     for place, shard in enumerate(sorted(needs, key=lambda each: (needs[each], each))):
         divided[shard] = max(min(needs[shard], remaining // (len(needs) - place)), 1)
@@ -75,10 +75,8 @@ def may_settle(publication: PlannedPublication, places: Mapping[ShardId, LedgerC
 def in_turn(publication: PlannedPublication, pending: Mapping[int, ShardId]) -> bool:
     """Return True if a publication has only pending changes, and lacks none that must come first.
 
-    Args:
-        publication: as it was planned.
-        pending: the shards of unpublished changes, by number: the changes of the publication, of
-            its shards, and of the shards of its changes.
+    `pending` has the shards of unpublished changes by number: the changes of the publication, of
+    its shards, and of the shards of its changes.
     """
     numbers = set(publication.changes)
     if not numbers <= pending.keys():
@@ -117,15 +115,10 @@ def change_of_rewrite(
 def changes_of_removal(
     kind: ChangeKind, shard: ShardId, batches: Iterable[Batch], published: int
 ) -> list[TableChange]:
-    """Return the changes that remove these batches from the table.
+    """Return the changes that remove a shard's batches from the table; `published` is its cursor.
 
     No change has batches on both sides of the cursor: if the pending publication is dropped, the
     changes after the cursor are dropped with it.
-
-    Args:
-        kind: withdrawal or expiry.
-        batches: of the shard, in order; only committed ones can be in the table.
-        published: the shard's cursor.
     """
     files = [
         (batch.sequence, file.path)

@@ -36,7 +36,7 @@ def lease_lost(tenure: Tenure) -> errors.LeaseLost:
     """Return the error of a tenure that is over."""
     return errors.LeaseLost(
         f"Node {tenure.holder} no longer holds shard {tenure.shard} of group {tenure.key}: tenure "
-        f"{tenure.epoch} is over, so nothing more can be written under it."
+        f"{tenure.epoch} is over and can no longer write."
     )
 
 

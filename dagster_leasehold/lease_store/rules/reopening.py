@@ -1,8 +1,8 @@
-"""Pure rules for forced checkpoints: which batches and shards they affect.
+"""Pure rules for forced checkpoints: the affected batches and shards.
 
-The store's `force_checkpoint` calls them. An earlier checkpoint withdraws the batches after it in
-the same transaction, so that each record is committed once. It must lie between two batches, since
-a batch is withdrawn as a whole. It reopens a finished shard, which also affects its descendants.
+An earlier checkpoint withdraws the batches after it in the same transaction, so that each record is
+committed once. It must be between two batches, because a batch is withdrawn as a whole. It reopens
+a finished shard, which also affects its descendants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARDS_NAMED_MAX = 8
 
 
 class Reopening(StrEnum):
-    """The choice for descendants of a reopened shard that were read already.
+    """The choice for descendants of a reopened shard that were already read.
 
     `refuse` refuses the forced checkpoint. `cascade` reads them again from their beginnings; in an
     ordered group, they wait for the reopened shard. `accept` lets them continue out of order.
@@ -41,7 +41,7 @@ class Forcing:
     """The effects of a forced checkpoint.
 
     Attributes:
-        steps: the rows to write, the shard's own first; none if nothing changes.
+        steps: the rows to write, the shard's own first; empty if nothing changes.
         marks: journal entries that precede the entries of the steps.
         withdrawn: the numbers of the withdrawn batches of each shard.
     """
@@ -88,15 +88,12 @@ def force(
         rows: the rows of the `concerned` shards, in the same order.
         ledgers: their committed batches.
         cursor: the new checkpoint.
-        ordered: True if the group is ordered.
-        members: the group's members.
-        reason: for the journal.
         reopen: the caller's choice for descendants.
-        begins: where committed output begins, for shards with expired output.
+        begins: the beginning of committed output, for shards with expired output.
 
     Raises:
-        CheckpointRefused: the cursor cannot be compared with others or is inside a batch,
-            descendants were read and `reopen` refuses that, or output to be read again has expired.
+        CheckpointRefused: the cursor cannot be ordered or is inside a batch, descendants were read
+            and `reopen` refuses that, or output to be read again has expired.
     """
     row, descendants = rows[0], rows[1:]
     if row.state is ShardState.OVER and cursor == row.check_point:
@@ -157,7 +154,7 @@ def _consumed(row: ShardLease, ledger: withdrawal.Ledger) -> bool:
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
-    """Return the journal entry of a child that continues although its parent is read again."""
+    """Return the journal entry of a child that continues while its parent is read again."""
     if child.state is ShardState.WAIT:
         return None
     return Note(
@@ -175,7 +172,7 @@ def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note 
 def _reset(
     row: ShardLease, members: Collection[NodeName], why: str | None, parent: ShardId, ordered: bool
 ) -> Step | None:
-    """Let a descendant wait in an ordered group; with `why`, it also starts again."""
+    """Let a descendant wait in an ordered group; with `why`, restart it as well."""
     if not ordered:
         return forced(row, None, members, why) if why else None
     steps: list[Step] = []

@@ -1,8 +1,9 @@
 """Pure rules that bring a ledger up to its table, after a restore from a backup.
 
-The table has batches that the ledger lost, or that were consumed again since. The ledger's own rows
-for them are withdrawn, and committed rows with the table's files replace them. They are committed
-under a new tenure, which fences a run that has the shard open and keeps the history provable.
+The table has batches that the ledger lost, or that were consumed again afterwards. The ledger's own
+rows for them are withdrawn, and committed rows with the table's files replace them. They are
+committed under a new tenure, which fences a run that has the shard open and keeps the history
+provable.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def roll_forward(
         ahead: the table's batches that the ledger lacks.
         members: the nodes of the group, for a shard in transfer.
         next_number: the number of the shard's next batch, after abandoning an intent.
-        at: the time of the commit; for display only.
+        at: the time of the commit; for people only.
     """
     run = f"{HOLDER}-{ahead.publication}"
     reason = f"the table is ahead of the ledger since a backup was restored: {ahead}"
@@ -100,7 +101,7 @@ def roll_forward(
 def _batches(
     row: ShardLease, ahead: ShardAhead, next_number: int, at: datetime
 ) -> tuple[Batch, ...]:
-    """Return the rows of one range; the last row spans it, and the others span nothing.
+    """Return the rows of one range: the last row spans it, and the others are empty.
 
     Each row has a part of the files. All rows start at the range's start, so a checkpoint forced
     there withdraws all of them.
@@ -113,9 +114,9 @@ def _batches(
     return tuple(
         Batch(
             shard=row.shard,
-            sequence=end - left,
+            sequence=end - remaining,
             start=ahead.start,
-            end=ahead.end if left == 1 else ahead.start,
+            end=ahead.end if remaining == 1 else ahead.start,
             state=BatchState.COMMITTED,
             epoch=row.consumer_epoch,
             run=row.consumer_run,
@@ -124,7 +125,7 @@ def _batches(
             statistics=_statistics(files),
             committed_at=at,
         )
-        for left, files in zip(range(len(parts), 0, -1), parts, strict=True)
+        for remaining, files in zip(range(len(parts), 0, -1), parts, strict=True)
     )
 
 

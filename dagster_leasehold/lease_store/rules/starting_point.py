@@ -1,4 +1,4 @@
-"""Pure rules for where reading a shard begins."""
+"""Pure rules for the cursor where reading a shard begins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BEGIN, END = "begin", "end"
 
 
 def resumption(check_point: str | None, intent: Batch | None) -> str | None:
-    """Return where a shard continues; None if it was never read.
+    """Return the cursor where a shard continues; None if it was never read.
 
-    A run that died in its first batch stored no checkpoint. The start of its intent is used.
+    If a run died in its first batch, there is no checkpoint; its intent has the start.
     """
     return check_point if intent is None else intent.start
 
@@ -25,22 +25,18 @@ def resumption(check_point: str | None, intent: Batch | None) -> str | None:
 def first_position(initial_position: str, *, child: bool) -> str | None:
     """Return the position where an unread shard begins; None for its first record.
 
-    A child of a split or merge starts at its first record ever, since its records were not read
-    under its parents. If retention removed some of them, they are a gap.
+    A child of a split or merge starts at its first record ever, because its parents did not have
+    its records. If retention removed some of them, they are a gap.
     """
     return None if child else initial_position
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The start of a shard at a given cursor.
+    """The start of a shard at a bootstrap cursor; `readable` is the nearest cursor in the log.
 
     If the cursor is after the end of the log, the shard starts at the end, and an empty gap records
     that.
-
-    Attributes:
-        cursor: the given bootstrap cursor.
-        readable: the nearest cursor that can be read.
     """
 
     cursor: str
@@ -53,16 +49,16 @@ class Bootstrap:
 
     @property
     def gap(self) -> str:
-        """The reason of the gap from `start` to `readable`; empty if the log has the cursor."""
+        """The reason for the gap from `start` to `readable`; empty if the log has the cursor."""
         if self.readable == self.cursor:
             return ""
         return f"the log has no record at {self.cursor}: reading begins at {self.readable}"
 
 
 def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
-    """Return True if a bootstrap cursor takes effect now: once, and without another run.
+    """Return True if a bootstrap cursor can be applied now: once, and without another run.
 
-    1. Two runs of a node see a cursor that was not applied yet.
+    1. Two runs of a node read a cursor that was not applied yet.
     2. The first run applies it, reads and commits.
     3. The second run must not apply it, or it would read the same records again.
     """
@@ -71,13 +67,13 @@ def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> boo
 
 
 def bootstrap_reason(node: NodeName, cursor: str, start: str | None) -> str:
-    """Return the reason of a bootstrap; `start` is the end of the log, if earlier."""
+    """Return the reason for a bootstrap; `start` is the end of the log, if earlier."""
     reason = f"the settings of {node} start it at {cursor}"
     return reason if start in (None, cursor) else f"{reason}, and the log ends at {start}"
 
 
 def pending_bootstraps(snapshot: Snapshot) -> frozenset[ShardId]:
-    """Return the shards whose bootstrap cursor has not taken effect yet."""
+    """Return the shards whose bootstrap cursor was not applied yet."""
     if snapshot.group.assignment is not AssignmentMode.PINNED:
         return frozenset()
     pinned = {node.name: node.pinned or {} for node in snapshot.nodes}

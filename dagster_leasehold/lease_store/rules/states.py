@@ -7,7 +7,7 @@
 | 2    | wait                     | not_alloc     | all parents over, or group no longer ordered   |
 | 3    | not_alloc                | already_alloc | claimed                                        |
 | 4    | already_alloc            | not_alloc     | the holder lapsed or left                      |
-| 5    | already_alloc            | transfer      | the plan gives it to another live node         |
+| 5    | already_alloc            | transfer      | the plan assigns it to another live node       |
 | 6    | transfer                 | already_alloc | the holder released it, or the next died       |
 | 7    | over                     | not_alloc     | a forced checkpoint reopened it                |
 | 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end |
@@ -26,8 +26,8 @@ class ShardState(StrEnum):
     """The state of a shard; the values of the `state` column.
 
     Attributes:
-        held: True if a node can be consuming a shard in this state.
-        consumable: True if a shard in this state counts when shards are shared among nodes.
+        held: True if a node can consume a shard in this state.
+        consumable: True if a shard in this state counts in the nodes' shares.
     """
 
     _value_: str
@@ -35,7 +35,7 @@ class ShardState(StrEnum):
     consumable: bool
 
     def __new__(cls, value: str, held: bool, consumable: bool) -> Self:
-        """Make a state from its row below."""
+        """Create a state from its row below."""
         state = str.__new__(cls, value)
         state._value_ = value
         state.held, state.consumable = held, consumable
@@ -71,16 +71,16 @@ def first_state(
     states: Mapping[str, ShardState],
     removed: Collection[str] = (),
 ) -> ShardState:
-    """Edge 1: return the state of a shard that is seen for the first time.
+    """Edge 1: return the state of a shard that is listed for the first time.
 
     `states` has the states of the group's shards and of the other listed shards. A parent that is
-    missing there can still be listed, so its child waits:
+    missing there can be listed later, so its child waits:
 
-    1. A merge is listed with one of its two parents. The other one comes with a later listing.
+    1. A merge is listed with one of its two parents. A later listing has the other one.
     2. The listed parent is over. If the missing one counted as removed, the child would start.
-    3. The late parent would then be read beside its child, whose records come after its own.
+    3. The late parent would then be read after its child, although its records are earlier.
 
-    The child waits for no `removed` parent that this group never had: no run can finish it.
+    The child does not wait for a `removed` parent that this group never had: no run can finish it.
     """
     if not ordered:
         return ShardState.NOT_ALLOC

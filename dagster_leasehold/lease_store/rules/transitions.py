@@ -98,7 +98,7 @@ def _with_owner(shard: ShardLease, state: ShardState, owner: NodeName | None) ->
 
 
 def claimed(shard: ShardLease, node: NodeName, reason: str) -> Step | None:
-    """Edge 3, or None if the shard is not unassigned."""
+    """Edge 3, or None if the shard is assigned."""
     if shard.state is not ShardState.NOT_ALLOC:
         return None
     after = _with_owner(shard, ShardState.ALREADY_ALLOC, node)
@@ -170,11 +170,11 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
     if not shard.state.held:
         return None
     if shard.consumer_owner not in members:
-        return released(shard, f"its holder {shard.consumer_owner} is no member")
+        return released(shard, f"its holder {shard.consumer_owner} is not a member")
     if shard.state is not ShardState.TRANSFER:
         return None
     if shard.lease_owner not in members:
-        return transfer_cancelled(shard, f"its next node {shard.lease_owner} is no member")
+        return transfer_cancelled(shard, f"its next node {shard.lease_owner} is not a member")
     if not shard.consumer_run:
         return transfer_completed(shard, "its holder has no run open")
     return None
@@ -183,8 +183,8 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
 def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
     """Open a tenure with the next epoch; an open tenure of a dead run is closed.
 
-    The attempts at an unfinished range continue to count. A dead tenure's attempt counts only if
-    the intent has its epoch.
+    Earlier attempts at an unfinished range still count. A dead tenure's attempt counts only if the
+    intent has its epoch.
     """
     tries = shard.tries if intent is not None else 0
     if intent is not None and shard.consumer_run and intent.epoch != shard.consumer_epoch:
@@ -221,7 +221,7 @@ def closed(
 ) -> Step:
     """End a tenure; a shard in transfer goes to the next node, if that is still a member.
 
-    `attempt_failed` counts a failed attempt at a range. `failed_at` is when the run failed, for any
+    `attempt_failed` counts a failed attempt at a range. `failed_at` is when the run failed, of any
     cause. In both cases `reason` is the error.
     """
     step = _closed(shard, members, reason)
@@ -245,14 +245,14 @@ def _closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> St
 
 
 def sent_back(shard: ShardLease, reason: str) -> Step:
-    """Edge 10: an unassigned shard waits again, since an ancestor was reopened."""
+    """Edge 10: an unassigned shard waits again, because an ancestor was reopened."""
     return _edge(shard, replace(shard, state=ShardState.WAIT), reason, closes=False)
 
 
 def forced(
     shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
 ) -> Step:
-    """Set a checkpoint and raise the epoch. A finished shard becomes unassigned (edge 7).
+    """Set a checkpoint and increment the epoch. A finished shard becomes unassigned (edge 7).
 
     The cursor None is the shard's beginning. An open tenure is fenced, so that its holder loads the
     new checkpoint. A shard in transfer goes to the next node.
@@ -283,7 +283,7 @@ def forced(
 
 
 def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
-    """Quarantine the record that blocks a shard at `cursor`; None if it does not block there."""
+    """Quarantine the record that holds a shard at `cursor`; None if it is not held there."""
     suspicion = shard.suspicion
     if suspicion is None or not suspicion.holds_shard or shard.check_point != cursor:
         return None
@@ -316,7 +316,7 @@ def opening_refused(
 ) -> NotHeld | OpenByOther | None:
     """Return why a run of a node cannot open a shard, or None.
 
-    `replaces` names a run that has ended. Its tenure can be replaced even while the shard is not
+    The tenure of `replaces`, a run that has ended, can be replaced even while the shard is not
     subscribable.
     """
     if not shard.state.held or shard.consumer_owner != node:

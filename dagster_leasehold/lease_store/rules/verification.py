@@ -1,10 +1,10 @@
 """Proof of a group's history from the journal and the ledger, while consumption continues.
 
 A store is read shard by shard, in pages. Memory grows with the tenures of one shard, and by eight
-bytes for each file. The rules are pure (`history_proof`), so simulations check the same.
+bytes for each file. The rules are pure (`history_proof`), so simulations use them too.
 
 1. A shard's row and the head of its ledger are read. Batches committed later have higher numbers.
-2. Its journal is read. It has all tenures that the batches below that number name.
+2. Its journal is read. It has all tenures of the batches before that number.
 3. Its ledger is read up to that number.
 4. If the head's version has changed by then, or rows were deleted, the shard is read again.
 """
@@ -37,7 +37,7 @@ class ShardHistory:
     """The rows of one shard.
 
     Attributes:
-        summary: of its deleted rows.
+        summary: the summary of its deleted rows.
         lease: its row, if it has one.
         journal: its entries in order.
         batches: its committed and withdrawn batches in order; read after the journal.
@@ -69,7 +69,7 @@ class Audit:
 
 
 def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] = lambda _: None) -> Audit:
-    """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
+    """Check all rules for a single shard; `seen` gets each committed batch."""
     journal = history_proof.JournalProof(history.summary)
     for entry in history.journal:
         journal.take(entry)
@@ -89,12 +89,7 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] = lambda _:
 
 
 def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
-    """Return the promises that a group's history breaks; an empty list is the proof.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store does not answer.
-    """
+    """Return the promises that a group's history breaks; an empty list is the proof."""
     return list(audit(store, key).violations)
 
 
@@ -102,13 +97,7 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
     """Read and check the history of a group, from the summaries of deleted rows on.
 
     A shard whose ledger changes during five readings in a row is checked by its journal alone.
-
-    Args:
-        progress: called with the number of ledger rows read so far, and of all.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store does not answer.
+    `progress` gets the numbers of ledger rows read so far, and in total.
     """
     snapshot = store.snapshot(key)
     violations: list[Violation] = []
@@ -127,7 +116,7 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
         paths.join(own)
         tenures += proof.tenures
         batches += proof.batches
-    # A summary can have the shard's early start already.
+    # A summary can already have the shard's early start.
     summed = {violation.shard for violation in violations if violation.rule == "order"}
     violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
     if suspects := paths.doubled():
@@ -182,9 +171,9 @@ def _head(store: Ledger, key: GroupKey, lease: ShardLease) -> LedgerHead:
 def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
     """Check the order of shards, if any has parents, by the whole journal.
 
-    Overlapping transactions number their entries in another order than they commit them, so an
-    entry can be missing from its page. After a violation, the journal is read once more up to the
-    same entry; by then these transactions have ended.
+    Entries of overlapping transactions can become visible in another order than their numbers, so
+    an entry can be missing from its page. After a violation, the journal is read once more up to
+    the same entry; by then these transactions have ended.
     """
     parents = {lease.shard: lease.parents for lease in snapshot.shards}
     if not any(parents.values()):

@@ -38,7 +38,8 @@ def first_withdrawn(
 ) -> Batch | None:
     """Return the first committed batch after a new checkpoint, or None.
 
-    `begin` is the cursor where committed output begins after earlier output expired.
+    `begin` is the cursor where committed output begins, if earlier output has expired.
+
 
     Raises:
         CheckpointRefused: the cursor is inside a batch, between batches that share a file, or
@@ -66,13 +67,13 @@ def first_withdrawn(
 
 
 def number_after(ledger: Ledger, cursor: str) -> int:
-    """Return the number of the first batch after a cursor, or the end of all numbers."""
+    """Return the number of the first batch after a cursor, or `NUMBERS_END`."""
     border = first_after(ledger, cursor)
     return NUMBERS_END if border is None else border.sequence
 
 
 def first_after(ledger: Ledger, cursor: str) -> Batch | None:
-    """Return the first batch that ends after a cursor, or starts at it, as an empty one can."""
+    """Return the first batch that ends after a cursor, or starts at it (an empty one)."""
 
     def follows(batch: Batch) -> bool:
         return batch.start == cursor or is_before(cursor, batch.end)
@@ -92,11 +93,7 @@ def first_after(ledger: Ledger, cursor: str) -> Batch | None:
 
 
 def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey) -> None:
-    """Refuse a border between batches that share a file.
-
-    Raises:
-        CheckpointRefused: the border divides a merged file.
-    """
+    """Raise CheckpointRefused if a border divides a merged file."""
     before = 0
     for batch in ledger(numbers=range(border.sequence), newest_first=True):
         before += batch.batches

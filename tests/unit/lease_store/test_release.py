@@ -29,7 +29,11 @@ def test_a_schema_for_this_release_is_used(schema: StoredSchema) -> None:
 @pytest.mark.parametrize(
     ("schema", "error", "words"),
     [
-        (StoredSchema(NEXT, NEXT), SchemaTooNew, f"{NEXT} or later; this release has schema {HEAD}"),
+        (
+            StoredSchema(NEXT, NEXT),
+            SchemaTooNew,
+            f"{NEXT} or later; this release has schema {HEAD}",
+        ),
         (StoredSchema(HEAD, NEXT), SchemaTooNew, f"releases with schema {NEXT}"),
         (StoredSchema(NEXT), SchemaTooNew, "install the newer release"),
         (StoredSchema(FORMER, "0020"), SchemaTooOld, "cannot be upgraded: use a new database"),

@@ -98,7 +98,7 @@ def test_members_with_conflicting_settings_are_named(
     store.update_group(replace(group, assignment=AssignmentMode.PINNED), observer="test")
     join(store, "east", Pinned({"0": -1, "7": -1}))
     for words in (("status",), ("plan", "--explain")):
-        assert "east is refused: Node 'east' asks for shard '7'" in output_of(*words), words
+        assert "east is refused: Node 'east' requests shard '7'" in output_of(*words), words
 
 
 def test_a_group_with_another_mode_than_declared_is_named(

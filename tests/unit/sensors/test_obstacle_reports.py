@@ -80,7 +80,7 @@ def test_a_failed_run_is_shown_at_the_next_tick_until_records_are_committed(
     assert later_outcomes(instance, scene, 3) == [
         (
             False,
-            "The last run of shard 1 of orders.eu/default failed, and the next one tries again: "
+            "The last run of shard 1 of orders.eu/default failed, and the next one retries: "
             f"{REFUSED}",
         )
     ]

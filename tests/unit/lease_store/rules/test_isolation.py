@@ -113,12 +113,11 @@ def test_the_message_names_shard_cursor_and_reason() -> None:
     searched = Suspicion(failure="It hangs.").within(4096)
     assert sentence("orders/default", "3", "17", searched) == (
         "Shard 3 of orders/default is blocked at cursor 17 or up to 4,096 records after it "
-        "(It hangs). Its runs halve that range until the record stands alone."
+        "(It hangs). Its runs halve that range until they find the record."
     )
     held = replace(searched.within(1, alone=True), holds_shard=True, failure="")
     assert sentence("orders/default", "3", "17", held) == (
         "Shard 3 of orders/default is held at cursor 17, because the record there stops every run "
-        "(the run that tried it ended without a word, as if it was killed). Each run tries it "
-        "again, so fix the transform, or send the record to quarantine with `leasehold "
-        "quarantine skip`."
+        "(the run died without an error message, as if it was killed). Each run retries it, so "
+        "fix the transform, or send the record to quarantine with `leasehold quarantine skip`."
     )

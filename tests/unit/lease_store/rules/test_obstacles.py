@@ -43,7 +43,7 @@ def failed(error: str, suspicion: Suspicion | None = None) -> ShardLease:
             LIVE,
             "",
             ObstacleKind.RUN,
-            "The last run of shard 3 of orders/default failed, and the next one tries again: The "
+            "The last run of shard 3 of orders/default failed, and the next one retries: The "
             "transform of orders raised ValueError: no price.",
         ),
         (
@@ -91,7 +91,7 @@ def failed(error: str, suspicion: Suspicion | None = None) -> ShardLease:
             LIVE,
             "",
             ObstacleKind.RUN,
-            "The run that tried it ended without a word, as if it was killed.",
+            "The run died without an error message, as if it was killed.",
         ),
     ],
     ids=[
