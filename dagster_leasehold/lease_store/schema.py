@@ -43,19 +43,14 @@ def stored(connection: Connection) -> StoredSchema:
     """Return the schema of a database."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return StoredSchema(None)
-    # The first upgrade adds the second column after it has begun.
+    # The second column is missing until the first upgrade has added it.
     every = select(literal_column("*")).select_from(_version)
     row = connection.execute(every).mappings().first() or {}
     return StoredSchema(row.get("version_num"), row.get(OLDEST_COLUMN))
 
 
 def upgrade(engine: Engine) -> None:
-    """Upgrade the schema to this release's version, if it is older.
-
-    Raises:
-        SQLAlchemyError: the database refuses.
-        OSError: the folder of a SQLite file cannot be written.
-    """
+    """Upgrade the schema to this release's version, if it is older."""
     path = sqlite_path(engine.url)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,18 +64,14 @@ def upgrade(engine: Engine) -> None:
         with engine.connect() as connection:
             writing = connection.execution_options(**{WRITE_OPTION: True})
             if before.oldest is not None:
-                # Older releases are refused from now on, while tables change.
+                # From now on older releases are refused, because tables change.
                 _raise_oldest(writing)
             _run_revisions(writing)
             _raise_oldest(writing)
 
 
 class SchemaCheck:
-    """Makes sure that the schema of a store is right before its first statement.
-
-    Attributes:
-        passed: True if no check is due.
-    """
+    """Checks the schema of a store before its first statement; `passed` if no check is due."""
 
     def __init__(self, transactions: Transactions) -> None:
         self.passed = False
@@ -91,7 +82,7 @@ class SchemaCheck:
             event.listen(transactions.engine, "connect", self._repeat)
 
     def _repeat(self, *_: object) -> None:
-        """Check again with each new connection, since a newer release can upgrade the schema.
+        """Require a check after each new connection: a newer release can upgrade the schema.
 
         The pool renews its connections, so a process that runs for months notices.
         """
@@ -102,11 +93,11 @@ class SchemaCheck:
         return self._transactions.read("schema", lambda tx: stored(tx.connection))
 
     def upgrade(self) -> None:
-        """Bring the schema to this release's version; a newer one that it can use stays.
+        """Upgrade the schema to this release's version, unless it is newer and usable.
 
         Raises:
             SchemaTooNew: a newer release has upgraded it, and this one cannot use it.
-            SchemaTooOld: a version before 0.2.0 made it.
+            SchemaTooOld: a version before 0.2.0 created it.
             StoreError: the database refuses, or does not answer.
         """
         place = self._transactions.place
@@ -145,7 +136,7 @@ class SchemaCheck:
 
 
 def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
-    """Let one process at a time create tables, since several can start at once."""
+    """Let one process at a time create tables."""
     if path is None:
         return nullcontext()
     return FileLock(f"{path}.upgrade.lock", timeout=UPGRADE_LOCK_TIMEOUT_S)

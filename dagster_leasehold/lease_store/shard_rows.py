@@ -26,9 +26,9 @@ class ShardLease:
         watermark: event time up to which committed output is complete, or None.
         bootstrap: the cursor at which a pinned node last started the shard, or None.
         gone_parents: the parents that the source has removed for good.
-        tries: the tenures in a row, with the open one, that began at the checkpoint and did not
-            commit. A release for a reason other than its records does not count.
-        suspicion: what failed tries say about the records behind the checkpoint, or None.
+        tries: the number of tenures in a row, including an open one, without a commit since the
+            checkpoint. A release for a reason other than its records does not count.
+        suspicion: the findings of failed tries about the records after the checkpoint, or None.
     """
 
     shard: ShardId
@@ -79,8 +79,8 @@ class ShardListing:
     """One shard as its source lists it.
 
     Attributes:
-        parents: the shards that it came from. An ordered group waits for all of them, even for
-            parents that are not listed yet.
+        parents: the shards that were split or merged into it. An ordered group waits for all of
+            them, even for parents that are not listed yet.
         gone_parents: the parents that the source has removed for good. The group does not wait for
             one that it never had.
 

@@ -13,15 +13,15 @@ PORTION_ROWS = 500
 ENTRIES_KEPT = 100
 """The newest journal entries of each shard that stay at any age."""
 BATCHES_KEPT = 100
-"""The newest ledger rows of each shard that stay as they are."""
+"""The newest ledger rows of each shard that are neither folded nor deleted."""
 EVENTS_KEPT = 1_000
 """The newest delivered events of each kind that stay in each group."""
 CHANGES_KEPT = 1_000
 """The newest published changes of a group's table that stay."""
 SKIPS_KEPT = 1_000
-"""The most deleted gaps that a summary remembers; further gaps are not deleted."""
+"""The most deleted gaps in a summary; further gaps are not deleted."""
 VIOLATIONS_KEPT = 20
-"""The most violations in deleted rows that a summary remembers."""
+"""The most violations in a summary."""
 
 
 Finding = tuple[str, str]
@@ -40,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a committed batch, whose row can be deleted."""
+    """The end of a committed batch; its row is possibly deleted."""
 
     number: int
     cursor: str
@@ -55,9 +55,8 @@ class Expired:
         last: the last expired batch.
         batches: the number of expired batches.
         records: the number of records in them.
-        events_since: no expired record has an earlier event time; None if that is not known.
-        events_until: none has a later event time, except times after its commit; None if no batch
-            had output.
+        events_since: the earliest event time of the expired records; None if unknown.
+        events_until: the latest one, without times after the commit; None if no batch had output.
     """
 
     last: End
@@ -89,18 +88,18 @@ class ShardSummary:
     """The summary of a shard's deleted history: row of `shard_summary`.
 
     Attributes:
-        shard: None for the journal entries that concern no shard.
+        shard: None for the journal entries without a shard.
         version: +1 at every write.
         journal_until: entries up to this number are in the summary; some still have their rows.
-        entries: the number of deleted entries by kind; an edge's as `edge 3`.
+        entries: the number of deleted entries by kind; for edges by `edge 3`.
         epoch: the highest fencing number in the summarized entries.
         opening: the newest tenure opened in them, or None.
         open: True if that tenure was not closed in them.
-        proven_until: committed batches before this number were found under opened tenures.
+        proven_until: committed batches before this number were compared with their tenures.
         proven_epoch: the highest epoch of these batches.
-        folded_until: rows before this number were examined for folding since they were written.
+        folded_until: rows before this number were examined for folding after their last write.
         skips: deleted gaps that the checkpoint has passed, as start and end.
-        violations: the violations that deleted rows showed.
+        violations: the violations in deleted rows.
         expired: the expired output, if any.
     """
 
@@ -125,7 +124,7 @@ class Portion:
 
     Attributes:
         rows: the number of deleted rows.
-        more: True if the next transaction can find more.
+        more: True if more rows possibly remain.
     """
 
     rows: int = 0

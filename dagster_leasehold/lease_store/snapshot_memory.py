@@ -1,8 +1,7 @@
 """A rebalancer's copy of its group: the snapshot, the progress of its shards, and their weights.
 
-The weight of a shard is its records per second in the ledger. Weights are coarse, so that they
-seldom change. Commit times of the ledger are compared only with one another. They influence how
-much load each node gets, and never which node can commit.
+The weight of a shard is its records per second in the ledger, rounded so that it seldom changes.
+Commit times in the ledger are compared only with each other, and only determine load.
 """
 
 from __future__ import annotations
@@ -29,17 +28,13 @@ FEW_SHARDS = 1_000
 """Up to this many shards, each tick reads all progress, in about ten milliseconds."""
 REREAD_S = 60.0
 REREAD_ROWS_PER_S = 1_000
-"""The rate limit of full reads: with more rows than this for a minute they are less frequent."""
+"""The rate limit of full reads: with many rows, they are less frequent than once a minute."""
 
 
 def planning_snapshot(store: GroupsAndLedger, key: GroupKey, since: int | None = None) -> Snapshot:
     """Return a snapshot for planning, with weights if the group balances by load.
 
     With `since`, it contains only the shards that changed after that generation.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store does not answer.
     """
     snapshot = store.snapshot(key, since)
     if not snapshot.group.weighted:
@@ -58,15 +53,15 @@ class SnapshotMemory:
     2. The failover restored the rows that the lost change had written, with generations below 7.
        A read of the changes after generation 7 does not include them.
 
-    So the whole group is read in five cases: the generation has fallen; a move came too late
+    So the whole group is read in five cases: the generation has decreased; a move came too late
     although its row has not changed since the plan; the store failed; the shards of the served
     nodes differ from the snapshot; and, in a large group, from time to time.
 
     Attributes:
         clock: monotonic seconds.
         count: called with the operation of each statement.
-        rereads_above: a group with more shards than this is read as a whole from time to time;
-            with None, no group is.
+        rereads_above: the number of shards above which a group is read as a whole from time to
+            time; None never does.
         stale_shards: shards whose last move came too late.
         changed: the shards that have changed since the caller last cleared this; None for all.
     """
@@ -87,12 +82,7 @@ class SnapshotMemory:
         self._snapshot = None
 
     def at(self, generation: int | None) -> tuple[Snapshot, bool]:
-        """Return the snapshot of a generation, and True if it was read now; None always reads.
-
-        Raises:
-            UnknownGroup: there is no such group.
-            StoreUnavailable: the store does not answer.
-        """
+        """Return the snapshot of a generation, and True if it was read now; None always reads."""
         before, now_s = self._snapshot, self.clock()
         if before is not None and self._due(before, now_s):
             before = None
@@ -113,7 +103,7 @@ class SnapshotMemory:
         return snapshot, True
 
     def _due(self, before: Snapshot, now_s: float) -> bool:
-        """Return True if the whole group must be read; with few shards each tick compares all."""
+        """Return True if the whole group must be read; each tick compares all of few shards."""
         above, shards = self.rereads_above, before.shards
         many = above is not None and len(shards) > above
         return many and self._whole_at + pause_s(shards) < now_s
@@ -126,7 +116,7 @@ class SnapshotMemory:
         return snapshot
 
     def _read_changes(self, before: Snapshot) -> Snapshot | None:
-        """Return `before` updated by the changed rows; None if it cannot be relied on."""
+        """Return `before` with the changed rows; None if it is not reliable."""
         now = self._read(before.group.generation)
         changed = {row.shard: row for row in now.shards}
         fallen = now.group.generation < before.group.generation
@@ -142,12 +132,8 @@ class SnapshotMemory:
 class ProgressMemory:
     """The progress of the served nodes' shards. With many shards, only changes are read.
 
-    A commit or a new suspicion of an open shard appears only at the next full read.
-
-    Attributes:
-        clock: monotonic seconds.
-        count: called with the operation of each statement.
-        follows_above: up to this many shards, every read is full; with None, always.
+    Commits and new suspicions of open shards appear only at the next full read. `follows_above` is
+    the number of shards up to which every read is full; with None, every read is.
     """
 
     store: GroupsAndLedger
@@ -161,7 +147,7 @@ class ProgressMemory:
     _whole_at: float = 0.0
 
     def reset(self) -> None:
-        """Make the next read a full one: a failover can have reused the journal's numbers."""
+        """Make the next read a full one: a failover has possibly reused the journal's numbers."""
         self._tail = None
 
     def read(
@@ -169,10 +155,7 @@ class ProgressMemory:
     ) -> bool:
         """Update the progress of the served nodes' shards; return True after a full read.
 
-        Args:
-            serves: the nodes.
-            snapshot: the group now.
-            changed: the shards whose owner can have changed since the last reading; None for all.
+        `changed` has the shards whose owner possibly changed since the last read; None is all.
         """
         before, self._serves = self._serves, frozenset(serves)
         due = self._whole_at + pause_s(self.rows) < self.clock()
@@ -196,8 +179,8 @@ class ProgressMemory:
         if self.follows_above is None or shards <= self.follows_above:
             self._tail = None
         elif self._tail is None:
-            # An entry of a transaction in flight can get a number below the newest entry, and be
-            # missed. The next full read includes its change.
+            # An entry of a transaction in flight is missed if its number is below the newest one.
+            # The next full read includes its change.
             self._tail = self._new_tail()
             self._tail.begin(self.store, self.key)
         self.count("progress")
@@ -215,7 +198,8 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
 
     A shard's interval ends at the newest commit of the whole group, so an idle shard gets lighter
     while others continue. A shard with a single batch has no rate yet. The least weight is one
-    record per second, or a 64th of the heaviest if that is more: an idle shard costs work, too.
+    record per second, or a 64th of the heaviest if that is more, because idle shards also cost
+    work.
     """
     rows = [row for row in throughputs if row.batches > 1]
     if not rows:
@@ -223,7 +207,7 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
     newest = max(row.last_at for row in rows)
     rates: dict[ShardId, float] = {}
     for row in rows:
-        # The oldest batch only marks the start of the interval: its records came before it.
+        # The oldest batch only marks the start of the interval, which excludes its records.
         records = row.records * (row.batches - 1) / row.batches
         rates[row.shard] = records / max((newest - row.first_at).total_seconds(), SPAN_MIN_S)
     floor = max(WEIGHT_MIN, max(map(quantised, rates.values())) / WEIGHT_RATIO_MAX)

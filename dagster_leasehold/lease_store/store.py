@@ -5,8 +5,8 @@ SQLite, MariaDB and MySQL, `lease_store.memory_store` on dictionaries; one confo
 on all of them.
 
 Every operation can raise `StoreUnavailable` or `StoreReadOnly` (nothing changed), `OutcomeUnknown`
-(the reply was lost, and reading again did not help), and `UnknownGroup`. A lost race is returned
-as an outcome; it is no error.
+(the reply was lost, and the outcome could not be read), and `UnknownGroup`. A lost race is an
+outcome, not an error.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Consumption must not continue in the old store, or the two would disagree about 
 So every group has to be drained first:
 
 1. In a paused group no tenure can be opened, and without one neither ledger nor checkpoint can
-   change. Its members can stay: they only beat and change owners.
-2. The groups are checked again before the copy becomes visible. A shard that was opened or forced
-   meanwhile has another epoch, and the copy is undone.
+   change. Its members can stay: they only send heartbeats and change owners.
+2. The groups are checked again before the copy becomes visible. If a shard was opened or forced in
+   the meantime, its epoch has changed, and the copy is undone.
 3. The groups stay paused in both stores. A process that still uses the old store does nothing, and
    its node expires in the new store.
 
-Values pass through the column types of `lease_store.columns`, so they mean the same in a database
-of another kind.
+Values pass through the column types of `lease_store.columns`, so a database of another kind stores
+the same values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StoreCopy:
     Attributes:
         groups: the groups, by stream and name.
         rows: the number of rows by table.
-        violations: what `verify` finds in the copy.
+        violations: the violations that `verify` finds in the copy.
     """
 
     groups: tuple[GroupKey, ...]
@@ -70,15 +70,15 @@ def copy_store(
     """Copy a lease store whose groups are drained into an empty one of the same schema.
 
     Args:
-        source_url: of the existing store, which is not changed.
-        target_url: of a database of any kind that `leasehold db upgrade` has prepared.
-        report: called with the number of rows copied so far, and of all.
+        source_url: the existing store, which is not changed.
+        target_url: a database of any kind that `leasehold db upgrade` has prepared.
+        report: called with the numbers of rows copied so far, and in total.
 
     Raises:
-        InvalidSetting: a URL is not of a supported database.
+        InvalidSetting: a database is not supported.
         CopyRefused: both are the same store, the source is empty or the target is not, or a group
             is not drained.
-        SchemaTooOld, SchemaTooNew: one of them has another schema than this release.
+        SchemaTooOld, SchemaTooNew: one of them does not have this release's schema.
         StoreError: a database refuses or does not answer; nothing was copied.
     """
     source = open_transactions(source_url, statement_s=STATEMENT_S)
@@ -102,8 +102,8 @@ def copy_store(
         def check_unchanged() -> None:
             if epochs_at_rest(store) != epochs:
                 raise CopyRefused(
-                    f"The lease store at {source.place} was changed while it was copied, so "
-                    "nothing was: stop its processes, and copy again."
+                    f"The lease store at {source.place} changed during the copy, so nothing was "
+                    "copied: stop its processes, and copy again."
                 )
 
         rows = copy_tables(source, target, before_commit=check_unchanged, report=report)
@@ -120,8 +120,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
     """Return the epoch and checkpoint of every shard of a drained store.
 
     Raises:
-        CopyRefused: a group is not paused, has a shard open, or has its output rewritten.
-        StoreError: the store does not answer.
+        CopyRefused: a group is not paused, or a run consumes a shard or rewrites its output.
     """
     epochs: Epochs = {}
     for group in store.groups():
@@ -129,7 +128,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
         draining = store.draining(key)
         command = f"`leasehold group drain {key.stream} --group {key.group}`"
         if not draining.paused:
-            raise CopyRefused(f"Group {key} is not paused, so that it continues: run {command}.")
+            raise CopyRefused(f"Group {key} is not paused, so it continues: run {command}.")
         if draining.open:
             shard = draining.open[0]
             raise CopyRefused(
@@ -148,7 +147,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
 
 
 def _place(url: URL) -> tuple[object, ...]:
-    """Return a URL without its account and options, to compare databases."""
+    """Return a database's identity, from a URL without account and options."""
     path = sqlite_path(url)
     if path is not None:
         return (path.resolve(),)
@@ -156,33 +155,24 @@ def _place(url: URL) -> tuple[object, ...]:
 
 
 def check_schema(store: Transactions) -> None:
-    """Refuse a database without the tables of this release.
-
-    Raises:
-        SchemaTooOld: it has none yet, or was not upgraded.
-        SchemaTooNew: a newer release has upgraded it.
-        StoreError: it refuses, or does not answer.
-    """
+    """Refuse a database without the tables of this release, as `StoredSchema.check`."""
     path = sqlite_path(store.engine.url)
     revision = None
     if path is None or path.exists():
         revision = store.read(KIND, lambda tx: schema.stored(tx.connection)).revision
-    # A newer schema can have columns that this release does not know.
+    # A newer schema can have columns that this release lacks.
     StoredSchema(revision).check(store.place)
 
 
 def copy_tables(
     source: Transactions, target: Transactions, *, before_commit: Callable[[], None], report: Report
 ) -> dict[str, int]:
-    """Copy a consistent state of all rows in one transaction.
+    """Copy a consistent state of all rows in one transaction; return the number by table.
 
     Args:
         target: has this release's schema and no rows.
         before_commit: called when all rows are written; raises to refuse the copy.
-        report: called with the number of rows written so far, and of all.
-
-    Returns:
-        The number of rows by table.
+        report: called with the numbers of rows written so far, and in total.
 
     Raises:
         CopyRefused: the target has rows.
@@ -191,7 +181,7 @@ def copy_tables(
 
     def read(reading: Transaction) -> dict[str, int]:
         if source.engine.dialect.name == "mysql":
-            # With the usual isolation, each statement would read the state at its own time.
+            # With the default isolation, each statement would read the state at its own time.
             reading.connection.execution_options(isolation_level="REPEATABLE READ")
 
         def write(writing: Transaction) -> dict[str, int]:
@@ -207,8 +197,8 @@ def copy_tables(
             before_commit()
             return copied
 
-        def mark(looking: Transaction) -> bool:
-            return any(_counts(looking.connection).values())
+        def mark(checking: Transaction) -> bool:
+            return any(_counts(checking.connection).values())
 
         return target.write(KIND, write, mark=mark)
 
@@ -249,7 +239,6 @@ def _copied(
 def _portions(
     source: Transactions, reading: Connection, table: Table
 ) -> Generator[Sequence[RowMapping]]:
-    """Yield the rows of a table in portions."""
     query = select(table).order_by(*table.primary_key)
     with (
         _errors_of(source),

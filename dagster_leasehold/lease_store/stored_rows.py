@@ -21,11 +21,11 @@ from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 
 class Raced(Exception):
-    """Rows changed between an operation's first read and its locks, so it starts again."""
+    """Rows changed between an operation's first read and its locks, so it is retried."""
 
 
 NO_GROUP = GroupKey.parse("none", "none")
-"""The group of an operation that concerns the whole store."""
+"""The group of an operation on the whole store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Below:
 
 @dataclass(frozen=True, slots=True)
 class Plus:
-    """A change: the field grows by this number."""
+    """A change: add this number to the field."""
 
     value: int
 
@@ -82,7 +82,7 @@ KEYS: Mapping[type, tuple[str, ...]] = {
     DeliveryLock: (),
     LogIdentity: (),
 }
-"""The fields that identify a row within its group, which is also the order of reading."""
+"""The fields that identify a row within its group, also the order of reading."""
 
 NUMBERED = (OutboxEvent, TableChange)
 """The store numbers and dates these rows when they are added."""

@@ -1,4 +1,4 @@
-"""The tables of the lease store. The first two carry the LogHub client's own names and columns.
+"""The tables of the lease store; two have the LogHub client's own names and columns.
 
 There are no foreign keys, because InnoDB would lock the group's row in share mode for every
 inserted journal or ledger row, and that row's lock orders changes of ownership.
@@ -95,17 +95,17 @@ shard_lease = sa.Table(
     sa.Column("watermark", EventTime),
     cursor_column("bootstrap", nullable=True),
     sa.Column("gone_parents", JsonText),
-    # Failed tenures in a row at the checkpoint, and what they say about its records.
+    # Failed tenures in a row at the checkpoint, and their findings about its records.
     count_column("tries"),
     sa.Column("suspicion", JsonText),
     # The group's generation at its last change of listing, state or owner.
     count_column("generation"),
-    # Rises when committed rows of its ledger are changed or removed.
+    # Incremented when committed rows of its ledger are changed or removed.
     count_column("ledger_version"),
-    # Numbers of batches: earlier ones were committed; earlier ones are in the table.
+    # Numbers of batches: before the first, all are committed; before the second, published.
     count_column("committed_until"),
     count_column("published_until"),
-    # Totals of all that was ever committed; they never decrease.
+    # Totals of all commits; they never decrease.
     count_column("committed_batches"),
     count_column("committed_records"),
     count_column("committed_bytes"),
@@ -139,7 +139,7 @@ lease_journal = sa.Table(
     name_column("run"),
     cursor_column("check_point", nullable=True),
     sa.Column("facts", JsonText),
-    # The transaction that wrote the entry; it settles a lost reply to its COMMIT.
+    # The transaction that wrote the entry, to check its outcome after a lost reply.
     name_column("transaction_id"),
     sa.Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
     sa.Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
@@ -227,7 +227,7 @@ rewrite_claim = sa.Table(
     name_column("run"),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("claimed_at", EventTime, nullable=False),
-    # Numbers of batches: earlier ones are in full files, or were examined by a compaction.
+    # Numbers of batches: before the first, all are compacted; before the second, examined.
     count_column("compacted_until"),
     count_column("looked_until"),
     **TABLE_OPTIONS,
@@ -268,7 +268,7 @@ window_attempt = sa.Table(
     "window_attempt",
     metadata,
     *group_key(),
-    # Rows are reused, so there are as many as attempts ever ran at once.
+    # Rows are reused, so their number is the most attempts that ran at once.
     sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
     # Empty if no attempt is in progress: the account of a node cannot delete rows.
     name_column("attempt"),
@@ -281,7 +281,7 @@ shard_summary = sa.Table(
     "shard_summary",
     metadata,
     *group_key(),
-    # Empty for the journal entries that concern no shard.
+    # Empty for the journal entries without a shard.
     identifier_column("shard_id"),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("journal_until", sa.BigInteger, nullable=False),

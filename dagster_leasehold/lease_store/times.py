@@ -9,7 +9,7 @@ from functools import partial
 def parse_time(text: str) -> datetime | None:
     """Return an ISO 8601 date or time in UTC, or None for other texts.
 
-    The default offset is UTC. A bare number is no time, because it is more often a cursor.
+    The default offset is UTC. A bare number is not a time, because it is usually a cursor.
     """
     import pendulum
 
@@ -18,12 +18,12 @@ def parse_time(text: str) -> datetime | None:
     try:
         parsed = pendulum.parse(text, exact=True)
     except (ValueError, TypeError, OverflowError):
-        return None  # the last two are raised for texts that look like an interval
+        return None  # the last two are raised for texts like an interval
     if isinstance(parsed, pendulum.DateTime):
         try:
             moment = parsed.in_timezone("UTC")
         except OverflowError:
-            return None  # its offset moves it outside the years 1 to 9999
+            return None  # in UTC it is outside the years 1 to 9999
         return datetime.combine(moment.date(), moment.time(), UTC)
     if isinstance(parsed, pendulum.Date):
         return datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC)
@@ -31,14 +31,10 @@ def parse_time(text: str) -> datetime | None:
 
 
 def stored_time(text: str) -> datetime:
-    """Return the moment that `time_text` wrote, in UTC.
-
-    Raises:
-        ValueError: the text is no time.
-    """
+    """Return the time in a text of `time_text`, in UTC; raise ValueError for other texts."""
     moment = parse_time(text)
     if moment is None:
-        raise ValueError("the text is no time")
+        raise ValueError("the text is not a time")
     return moment
 
 
@@ -50,4 +46,4 @@ def time_text(moment: datetime) -> str:
 
 
 utc_now = partial(datetime.now, UTC)
-"""The wall clock's time in UTC, for dates that only people read."""
+"""The wall clock's time in UTC, for people only."""

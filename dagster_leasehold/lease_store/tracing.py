@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, which show where the time of a tick, a run or a publication goes.
+"""OpenTelemetry spans, for the durations of the steps of ticks, runs and publications.
 
 Only the API package is used; the user chooses an SDK and an exporter. Without an SDK a span costs
-some microseconds. There is one span for each step that waits, and none for each shard or record.
+a few microseconds. There is one span for each step that waits, and none for each shard or record.
 Attributes are names and numbers, never records, cursors, addresses or secrets.
 """
 
@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
 PREFIX = "leasehold."
-# It finds the user's provider at the first span, so the user can set that up later.
+# It uses the provider of the first span's time, so the user can configure one later.
 _TRACER = get_tracer("dagster_leasehold")
 
 
@@ -29,7 +29,7 @@ def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Gen
     Args:
         name: the name of the step, the same for all groups.
         key: the group, for a span without a parent.
-        attributes: attributes of the span.
+        attributes: the span's attributes.
     """
     group = {"stream": str(key.stream), "group": str(key.group)} if key else {}
     with _TRACER.start_as_current_span(
@@ -53,7 +53,7 @@ def note(**attributes: str | int) -> None:
 
 
 def fail(sentence: str) -> None:
-    """Make the current span an error although nothing is raised."""
+    """Set the status of the current span to ERROR."""
     get_current_span().set_status(StatusCode.ERROR, sentence)
 
 

@@ -1,25 +1,27 @@
 """Transactions of the SQL store: one for each operation, retried as a whole.
 
 If the reply to a COMMIT is lost, the operation's mark shows whether it took effect:
+
 1. The transaction sends COMMIT, and the server makes it durable.
 2. The connection breaks before the reply arrives. The driver reports error 2013, exactly as if the
    connection had broken before the COMMIT arrived.
-3. Running the transaction again would find its own change, mistake it for another process's, and
-   report a lost race (or count twice).
+3. If the transaction ran again, it would take its own change for another process's, and report a
+   lost race (or count twice).
 4. So the next attempt first reads the mark, under the lock that the first transaction would still
-   hold if it were in flight. With the mark, the first outcome is returned; without it, the
+   hold if it were in flight. If the mark is set, the first outcome is returned; otherwise the
    transaction runs again.
 
-A new session sets what leases depend on: isolation, timeouts, time zone, strictness and TLS. It
-also reads the values back. So a proxy or an init script that changes them is found at once, and
-not by the first lost update.
+A new session sets isolation, timeouts, time zone, strictness and TLS, on which leases depend, and
+reads the values back. So a proxy or an init script that changes them is noticed at once, not at
+the first lost update.
 
 A statement can be larger than the server accepts:
+
 1. A commit with very many files is one statement of 20 MiB; `max_allowed_packet` is 16 MiB.
 2. The server closes the connection while the statement is being sent. The driver reports error
-   2006, exactly as if the server had gone away.
-3. Retries are useless, and so is a search for a dead server. So the statement's size is compared
-   with the session's limit, and the error gets the server's own number for large statements.
+   2006, exactly as if the server was down.
+3. Retries would not help. So the statement's size is compared with the session's limit, and the
+   error gets the server's own number for large statements.
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ from dagster_leasehold.lease_store.stored_rows import Raced
 
 LOST_WHILE_SENDING = frozenset({2006, 2013, 2055})
 MANY_ROWS_BYTES = 1_024_000
-"""The driver divides a statement of many rows that is larger than this."""
+"""The driver divides a larger statement of many rows."""
 
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 4  # above the lock wait; two attempts at a frozen server take less than 10 s
 LOCK_WAIT_S = 2
-IDLE_S = 20  # the server ends a session that is idle in the pool for longer
-IDLE_TRANSACTION_S = 5  # and sooner a session in use, which can hold row locks
+IDLE_S = 20  # after this time the server ends an idle session in the pool
+IDLE_TRANSACTION_S = 5  # the same for a session in use, because it can hold row locks
 RECYCLE_S = 15  # the pool replaces a connection before the server ends it
 POOL_SIZE = 5
 SQL_MODE = (
@@ -92,18 +94,18 @@ Value = TypeVar("Value")
 
 
 class PacketLimit:
-    """The server's `max_allowed_packet`, as read by the engine's newest session."""
+    """The server's `max_allowed_packet`, as of the engine's newest session."""
 
     def __init__(self) -> None:
         self._bytes: int | None = None
 
     def read(self, cursor: Any) -> None:
-        """Read the limit of a new session, which is fixed until the session ends."""
+        """Read the limit of a new session, which is constant for the session."""
         cursor.execute("SELECT @@max_allowed_packet")
         self._bytes = int(cursor.fetchone()[0])
 
     def name_cause(self, context: ExceptionContext) -> None:
-        """Rewrite the error of a statement that was too large, so that it says so."""
+        """Replace the error of a statement that was too large by a clear one."""
         error: Any = context.original_exception
         number = error.args[0] if error.args else 0
         if number == PACKET_TOO_LARGE:
@@ -120,7 +122,7 @@ class PacketLimit:
 
 
 def _sent_bytes(cursor: Any, statement: str, parameters: Any) -> int:
-    """Return the size of the largest packet that the driver made of a statement."""
+    """Return the size of the driver's largest packet for a statement."""
     many = isinstance(parameters, list)
     rows: list[Any] = parameters if many else [parameters]
     sizes = [len(cursor.mogrify(statement, row).encode("utf-8", "replace")) for row in rows]
@@ -136,7 +138,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, NoSuchModuleError, ValueError):
-        # The text can hold a password, so it is not shown.
+        # The text can contain a password, so it is not shown.
         raise InvalidSetting(
             "The lease store's URL cannot be parsed: use sqlite:///path/to/leases.db or "
             "mysql+pymysql://user:password@host:3306/database."
@@ -161,12 +163,10 @@ def parse_url(text: str) -> URL:
 
 
 def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
-    """Return an engine for a lease store; it connects when it is first used.
+    """Return an engine for a lease store; it connects on first use.
 
-    Args:
-        url: see `parse_url`.
-        statement_s: the timeout of a statement, in seconds. A lease holder must not wait longer
-            than the default. Reads of whole tables need more.
+    `statement_s` is the timeout of a statement. A lease holder must not wait longer than the
+    default. Reads of whole tables need more.
     """
     mysql = url.get_backend_name() == "mysql"
     engine = _mysql_engine(url, statement_s) if mysql else _sqlite_engine(url)
@@ -178,9 +178,10 @@ def _give_up_connection(context: ExceptionContext) -> None:
     """Discard a connection to a server that no longer accepts writes.
 
     Without this, after a failover:
+
     1. The pool has connections to the old primary, now a read-only replica.
-    2. A beat gets error 1290. The connection itself is healthy, so the pool keeps it.
-    3. Every later beat gets the same connection, until the lease has expired.
+    2. A heartbeat gets error 1290. The connection itself is healthy, so the pool keeps it.
+    3. Every later heartbeat gets the same connection, until the lease has expired.
     """
     error = context.sqlalchemy_exception
     if error is not None and hasattr(error, "connection_invalidated"):
@@ -233,10 +234,11 @@ def _limit_idle_time(engine: Engine, *, in_use_s: int, at_rest_s: int) -> None:
     """Limit a session's idle time: to a short time while in use, to a longer one in the pool.
 
     A process can freeze within a transaction:
+
     1. It has changed the row of its group, and freezes before its COMMIT.
     2. Every other node waits for that row until its lock wait times out, again and again.
-    3. The server rolls the transaction back once the session was idle for `wait_timeout`.
-    4. The same limit in the pool would end the sessions that are idle between two beats.
+    3. The server rolls back the transaction after the session was idle for `wait_timeout`.
+    4. The same limit in the pool would end sessions that are idle between two heartbeats.
 
     The statement at checkout also detects a broken connection. So the two statements replace the
     pool's ping and rollback, at the same cost.
@@ -281,17 +283,13 @@ def _prepare_session(cursor: Any, *, encrypted: bool, in_use_s: int) -> None:
         row = cursor.fetchone()
         if not row or not row[1]:
             raise StoreError(
-                "The lease store's server does not speak TLS, which its URL asks for: enable it "
+                "The lease store's URL requires TLS, but its server does not use it: enable TLS "
                 "there, or drop the ssl_ options."
             )
 
 
 def _assert_session(cursor: Any, in_use_s: int) -> None:
-    """Read back the settings of the session.
-
-    Raises:
-        StoreError: a proxy or the server changed one of them.
-    """
+    """Read back the settings of the session; raise StoreError if one was changed."""
     cursor.execute("SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
     time_zone, sql_mode, lock_wait, idle = cursor.fetchone()
     settings = {
@@ -310,13 +308,13 @@ def _assert_session(cursor: Any, in_use_s: int) -> None:
 
 
 def _read_only(cursor: Any) -> bool:
-    """Return True if the server is read-only, as a replica; privileged accounts can still write."""
+    """Return True if the server is read-only, like a replica; privileged accounts can write."""
     cursor.execute("SELECT @@GLOBAL.read_only")
     return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
 
 
 def isolation(cursor: Any) -> str:
-    """Return the isolation level of a session, as its server writes it: `READ-COMMITTED`."""
+    """Return the isolation level of a session, in the server's form: `READ-COMMITTED`."""
     try:
         cursor.execute("SELECT @@transaction_isolation")
     except Exception as error:
@@ -339,14 +337,14 @@ def _sqlite_engine(url: URL) -> Engine:
     )
 
     def prepare(connection: Any, _record: object) -> None:
-        # The driver's own transaction control would begin too late and never lock: see `begin`.
+        # The driver's own transactions would begin too late and never lock: see `begin`.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {READ_TIMEOUT_S * 1000}")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
 
     def begin(connection: Connection) -> None:
-        # If a transaction begins as a read and another writer is faster, SQLite fails its write
+        # If a transaction begins with a read and another one writes first, SQLite fails its write
         # without waiting. A transaction that takes the write lock first waits.
         write = connection.get_execution_options().get(WRITE_OPTION, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -359,10 +357,11 @@ def _sqlite_engine(url: URL) -> Engine:
 def _openable(url: URL) -> URL:
     """Return a URL that can read a database file in a read-only folder.
 
+
     1. For a database with a write-ahead log, SQLite uses a shared-memory file in the same folder.
     2. In a read-only folder it cannot create that file, and refuses to read.
     3. If no process has the store open, the log is empty, and the database can be read as
-       immutable. Otherwise the log and the shared-memory file exist already.
+       immutable. Otherwise the log and the shared-memory file already exist.
     """
     path = sqlite_path(url)
     if path is None or url.query or not path.is_file() or os.access(path.parent, os.W_OK):
@@ -389,7 +388,7 @@ class Delay:
 
     Attributes:
         stalled_s: the longest time between an answer and this process's next statement.
-        waited_s: the time that the last statement has waited for its answer; 0 if it was answered.
+        waited_s: the wait of the last statement for its answer; 0 if it was answered.
     """
 
     stalled_s: float
@@ -397,7 +396,7 @@ class Delay:
 
 
 class Pace(local):
-    """The times when this thread's statements were sent and answered, in seconds."""
+    """The times when this thread's last statement was sent and answered, in seconds."""
 
     def __init__(self) -> None:
         self.begin()
@@ -409,7 +408,7 @@ class Pace(local):
         self.stalled_s = 0.0
 
     def send(self, now_s: float) -> None:
-        """Record that a statement is sent, and how long the process stalled before it."""
+        """Record that a statement is sent."""
         if self.answered_s is not None:
             self.stalled_s = max(self.stalled_s, now_s - self.answered_s)
         self.sent_s, self.answered_s = now_s, None
@@ -439,7 +438,7 @@ def refusal(
         error: a database error, or a race that was lost in every attempt.
         place: the name of the database in messages, without secrets.
         delay: the transaction's delays.
-        unsettled: True if the reply to a COMMIT was lost, and it is unknown if it took effect.
+        unsettled: True if the reply to a COMMIT was lost, and its outcome is unknown.
     """
     if not unsettled and isinstance(error, DBAPIError) and database_errors.disk_is_full(error):
         return errors.StoreUnavailable(
@@ -453,8 +452,8 @@ def refusal(
         return unavailable(place, delay, unsettled=unsettled)
     if judgement is database_errors.Verdict.RETRY:
         return errors.StoreUnavailable(
-            f"The lease store at {place} is too busy: other transactions held its rows "
-            "through every attempt; nothing was changed, and trying again later is safe."
+            f"The lease store at {place} is too busy: other transactions locked its rows "
+            "during every attempt; nothing was changed, and a later retry is safe."
         )
     if judgement is database_errors.Verdict.READ_ONLY:
         return read_only(place)
@@ -478,10 +477,10 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
     """Return the error for a database that does not answer."""
     if unsettled:
         return errors.OutcomeUnknown(
-            f"The lease store at {place} stopped answering during a COMMIT, so the last write may "
-            "or may not have happened. It is safe to try again."
+            f"The lease store at {place} stopped answering during a COMMIT, so it is unknown if "
+            "the last write took effect. A retry is safe."
         )
-    safe = "nothing was changed, and trying again is safe"
+    safe = "nothing was changed, and a retry is safe"
     if delay.stalled_s >= IDLE_TRANSACTION_S:
         return errors.StoreUnavailable(
             f"The lease store at {place} ended a transaction that had stalled for "
@@ -509,7 +508,7 @@ class Transaction:
 
     Attributes:
         connection: sends the statements.
-        id: unique; journal entries contain it, so that the effect of a lost COMMIT is recognised.
+        id: unique; journal entries contain it, to check the outcome after a lost reply.
         abandoned: True if it must be rolled back.
     """
 
@@ -527,11 +526,11 @@ class Transaction:
         return [read(row) for row in self.rows(statement)]
 
     def value(self, statement: Executable) -> Any:
-        """Return the first value of the first row that a query returns; None without a row."""
+        """Return the first value of the first row of a query; None without a row."""
         return self.connection.execute(statement).scalar()
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Mark the transaction for a rollback; return `outcome`, as the operation's outcome."""
+        """Mark the transaction for a rollback; return `outcome`."""
         self.abandoned = True
         return outcome
 
@@ -554,11 +553,8 @@ class _Attempts(Generic[Outcome]):
     """The attempts at one transaction so far.
 
     Attributes:
-        kind: the operation.
-        work: its statements.
         mark: checks if an attempt took effect.
-        write: True for a write.
-        started_s: the start of the first attempt, on the store's monotonic clock.
+        started_s: the start of the first attempt.
         unsettled: outcome and id of an attempt whose COMMIT had no reply.
         losses: the number of lost connections.
     """
@@ -580,7 +576,7 @@ class Transactions:
         place: the name of the database in messages, without secrets.
         sleep: waits between attempts, in seconds.
         clock: monotonic seconds; limits the time of all attempts.
-        jitter: returns a number in [0, 1) that spreads the attempts of processes that collided.
+        jitter: returns a number in [0, 1), to spread the attempts of colliding processes.
         new_id: returns a new id for each attempt.
         long_running: opens an engine whose statements can take minutes, for work on whole tables;
             None if `engine` can be used for that.
@@ -611,7 +607,7 @@ class Transactions:
 
     @contextmanager
     def long_running_engine(self) -> Generator[Engine]:
-        """Open an engine whose statements can take minutes, too long for a lease holder."""
+        """Open an engine whose statements can take minutes; lease holders must not use it."""
         if self._long_running is None:
             yield self.engine
             return
@@ -636,8 +632,8 @@ class Transactions:
         Args:
             kind: the operation, for the statement counter.
             work: its statements; every attempt runs all of them.
-            mark: after the reply to a COMMIT was lost, checks in a new transaction if that attempt
-                took effect; None if running the work twice is harmless.
+            mark: after a lost reply to COMMIT, checks in a new transaction if that attempt took
+                effect; None if running the work twice is harmless.
 
         Raises:
             StoreUnavailable: the database does not answer; nothing was changed.
@@ -662,7 +658,7 @@ class Transactions:
             raise self._refusal(last.verdict, last.error, attempts.unsettled) from last.error
 
     def _attempt(self, attempts: _Attempts[Outcome]) -> Outcome:
-        """Run the transaction once, unless an attempt whose reply was lost took effect.
+        """Run the transaction once, unless an attempt with a lost reply took effect.
 
         Raises:
             _Again: the next attempt can succeed.
@@ -689,17 +685,17 @@ class Transactions:
         except PoolTimeout as error:
             raise self._unavailable(attempts.unsettled) from error
         except StoreReadOnly as error:
-            # A replica can lack the last commits of the old primary, so it proves nothing.
+            # A replica possibly lacks the last commits of the old primary, so it proves nothing.
             if attempts.unsettled:
                 raise self._unavailable(attempts.unsettled) from error
             raise
         except (Raced, DBAPIError) as error:
             judgement = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
             attempts.losses += judgement is Verdict.LOST
-            doubtful = sent is not None and judgement is Verdict.LOST
-            attempts.unsettled = sent if doubtful else attempts.unsettled
-            # After a COMMIT without a reply, one more attempt is made, however late it is.
-            late = self._clock() - attempts.started_s > PATIENCE_S and not doubtful
+            reply_lost = sent is not None and judgement is Verdict.LOST
+            attempts.unsettled = sent if reply_lost else attempts.unsettled
+            # After a COMMIT without a reply, there is always one more attempt.
+            late = self._clock() - attempts.started_s > PATIENCE_S and not reply_lost
             hopeless = (
                 judgement not in (Verdict.RETRY, Verdict.LOST) or attempts.losses >= LOSSES_MAX
             )
@@ -731,8 +727,7 @@ class Transactions:
     def _require_primary(self, connection: Connection) -> None:
         """Refuse a read-only server, after a second check on a new connection.
 
-        1. A replica refuses the writes of an ordinary account, but not of a privileged one.
-        2. The next failover would lose the writes of a privileged account.
+        A replica accepts the writes of a privileged account, and the next failover would lose them.
         """
         if connection.info.get(READ_ONLY_INFO):
             connection.invalidate()

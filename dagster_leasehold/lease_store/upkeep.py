@@ -1,4 +1,4 @@
-"""Counts the statements that a process sends per lease term to stay in its group."""
+"""Counts the statements of a process per lease term to stay in its group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UpkeepReport:
     """The statements of one process for one group in the lease term before `at`.
 
     Attributes:
-        at: when the report was written; for display only.
+        at: when the report was written; for people only.
         term_s: the lease term T, in seconds.
         nodes: the number of nodes that the process serves.
         ticks: the number of ticks in the term.

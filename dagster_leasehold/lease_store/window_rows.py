@@ -16,12 +16,12 @@ class EventWindow:
 
     Attributes:
         asset: the downstream asset's name.
-        version: +1 at every write of the row; the test-and-set of the next one.
+        version: +1 at every write of the row, which names the version before it.
         generation: the number of times that the output was computed.
         run: the run that computed the output.
         files: the output's files, relative to the stream's output folder.
         records: the number of records in these files.
-        covered: for each shard, its batches before this number are in the output or were searched
+        covered: by shard, the number before which all batches are in the output or were searched
             for late records; 0 for a missing shard.
         late: records of the window that were committed after it was first computed.
         rerun: True if late records wait for another computation.
@@ -47,7 +47,7 @@ class WindowAttempt:
     """An attempt in progress to compute a window; vacuum keeps its files.
 
     Attributes:
-        attempt: its unique name, which is also the name of its folder.
+        attempt: its unique name, also the name of its folder.
         at: when it began; for people only.
         slot: the number of its row, which later attempts reuse.
     """

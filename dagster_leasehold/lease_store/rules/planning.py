@@ -304,7 +304,7 @@ def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, f
 
 @dataclass(slots=True)
 class _Share:
-    """The share of one node; `shelves` has its movable shards by weight, unassigned shards first."""
+    """The share of one node; `shelves` has its movable shards by weight, unassigned first."""
 
     node: NodeName
     load: float = 0.0

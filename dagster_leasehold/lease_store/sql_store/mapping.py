@@ -67,7 +67,7 @@ def loaded(name: str, stored: str | None) -> Any:
     if stored is None:
         return kind() if name in _EMPTY_IS_NULL else None
     if stored == "[]":
-        return ()  # as most shards have for parents
+        return ()  # the parents of most shards
     return msgspec.convert(json.loads(stored), kind, dec_hook=lambda type_, value: type_(value))
 
 
@@ -84,18 +84,18 @@ COLUMNS: dict[type, Columns[Any]] = {}
 
 
 class Columns(Generic[Value]):
-    """The columns that hold the fields of one kind of value.
+    """The columns of one kind of value.
 
     Args:
         kind: the dataclass.
         table: the table of its rows.
         key: its fields in the row's key, after the group.
-        without: its fields without a column; the reader adds them.
+        without: its fields without a column; the caller of `read` adds them.
         named: the columns of fields with other names.
         reads: the conversions from columns to fields, if they differ.
         writes: the conversions from fields to columns.
         parts: the columns of fields with several columns.
-        absent: as a part, the columns of None; the first one is not null for a value.
+        absent: for a part, the columns of None; the first one is not null for a value.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Columns(Generic[Value]):
     def read_all(self, rows: Iterable[Sequence[Any]]) -> Iterator[Value]:
         """Return the values of rows that begin with the columns `selected`.
 
-        A group can have a hundred thousand rows, so they are read by position, not by name.
+        Rows are read by position, not by name: a group can have a hundred thousand.
         """
         kind, conversions = self._kind, [conversion for _, _, conversion in self._reads]
         if not self._by_place:
@@ -173,7 +173,7 @@ class Columns(Generic[Value]):
         return key_values(key) | dict(self._all(value))
 
     def place(self, value: Value) -> dict[str, Any]:
-        """Return the key of a value by field, as column contents."""
+        """Return the key of a value by field, as contents of columns."""
         return {name: self.bound(name, getattr(value, name)) for name in self.order}
 
     def _all(self, value: Value) -> Iterable[tuple[str, Any]]:
@@ -257,7 +257,7 @@ def of_group(table: sa.Table, key: GroupKey) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == value for name, value in key_values(key).items()))
 
 
-# The rows of a ledger name the same shards and nodes.
+# The rows of a ledger repeat the same shards and nodes.
 _SHARD, _NODE = lru_cache(_NAMES_KEPT)(ShardId), lru_cache(_NAMES_KEPT)(NodeName)
 # The defaults for all kinds.
 _COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "at": "recorded_at"}
@@ -352,7 +352,7 @@ _SETTINGS = Columns(
     reads={"assignment": AssignmentMode, "gap_policy": GapPolicy},
 )
 GROUP_NAMES = (*_SETTINGS.names, "consume_group", "logstream_sig", "generation")
-"""The columns that a group is made of."""
+"""The columns of a group."""
 _NOTE = Columns(Note)
 _STATISTICS = Columns(ledger_rows.BatchStatistics)
 BATCH = Columns(
@@ -415,7 +415,7 @@ def group_values(group: Group) -> dict[str, Any]:
 
 
 def group_from(row: Row, key: GroupKey | None = None) -> Group:
-    """Return a group from its row; `key` if it is known."""
+    """Return a group from its row."""
     key = key or GroupKey.parse(row["consume_group"], row["logstream_sig"])
     return _SETTINGS.read(row, key=key, generation=row["generation"])
 

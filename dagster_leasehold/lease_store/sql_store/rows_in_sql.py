@@ -98,15 +98,13 @@ _others = attrgetter(*_OTHER_FIELDS)
 _MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 _HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 ROWS_PER_STATEMENT = 16
-"""The most ledger rows of one union, which is built and compiled once for each number of rows."""
+"""The most ledger rows of one union; a union is compiled once for each number of rows."""
 
 
 class SqlTransactions:
     """The transactions of a SQL store, each on the rows of one group.
 
-    Args:
-        transactions: runs each operation on the database.
-        clock: the wall clock for the journal's dates; it decides nothing.
+    `clock` is the wall clock for the journal's dates.
     """
 
     def __init__(self, transactions: Transactions, clock: Callable[[], datetime]) -> None:
@@ -124,7 +122,7 @@ class SqlTransactions:
         return self._schema.stored().revision
 
     def upgrade(self) -> None:
-        """Bring the schema to this release's version; raises as `SchemaCheck.upgrade`."""
+        """Upgrade the schema; see `SchemaCheck.upgrade`."""
         self._schema.upgrade()
 
     def _reading(
@@ -154,13 +152,7 @@ class SqlTransactions:
 
 
 class RowsInSql:
-    """The rows of one group; see `lease_store.roles.operations`.
-
-    Args:
-        tx: the transaction that reads and writes them.
-        key: the group.
-        clock: the wall clock for the journal's dates; it decides nothing.
-    """
+    """The rows of one group in one transaction; see `lease_store.roles.operations`."""
 
     def __init__(self, tx: Transaction, key: GroupKey, clock: Callable[[], datetime]) -> None:
         self.key = key
@@ -197,8 +189,8 @@ class RowsInSql:
             query = query.limit(limit)
             return columns.read_all(self._all(query.with_for_update() if lock else query))
         rows: list[Row] = []
-        # Each is one range of the index. In one statement, MySQL and SQLite would also read and
-        # sort the rows in between.
+        # Each condition is one range of the index. In one statement, MySQL and SQLite would also
+        # read and sort the rows in between.
         for beyond in columns.beyond(after, newest_first=newest_first):
             remaining = None if limit is None else limit - len(rows)
             if remaining != 0:
@@ -247,10 +239,10 @@ class RowsInSql:
         self._insert(columns.table, rows)
 
     def write(self, *values: Any, **seen: Any) -> None:
-        """Replace the rows that have the keys of these values, all of one kind.
+        """Replace the rows with the keys of these values, all of one kind.
 
         Raises:
-            Raced: a row is missing, or no longer has the values that were seen.
+            Raced: a row is missing, or no longer has the `seen` values.
         """
         if not values:
             return
@@ -283,26 +275,22 @@ class RowsInSql:
     # -- the group ------------------------------------------------------------------------------
 
     def group(self, *, lock: bool = False) -> Group:
-        """Return the group.
-
-        Raises:
-            UnknownGroup: there is none.
-        """
+        """Return the group, or raise UnknownGroup."""
         query = sa.select(consumer_group).where(self._own(consumer_group))
         for row in self._tx.rows(query.with_for_update() if lock else query):
             return group_from(row, self.key)
         raise unknown_group(self.key)
 
     def bump(self) -> None:
-        """Raise the generation, and number the shards that this transaction changes by it.
+        """Increment the generation, and store it in the shards that this transaction changes.
 
         The group's row is locked until the transaction ends, so generations become visible in
         order, and a reader that has read one needs no lower ones:
 
-        1. Transaction A raises the generation to 8. B waits for the group's row.
-        2. A numbers its shards 8 and commits. B raises the generation to 9, and continues.
-        3. A reader sees 9. All shards that will ever have 8 are there. The journal's numbers,
-           which no lock orders, can appear after higher ones: see `lease_store.journal_tail`.
+        1. Transaction A increments the generation to 8. B waits for the group's row.
+        2. A stores 8 in its shards and commits. B increments the generation to 9, and continues.
+        3. A reader reads 9. All shards with generation 8 are visible. The journal's numbers, which
+           no lock orders, can appear after higher ones: see `lease_store.journal_tail`.
         """
         own = sa.update(consumer_group).where(self._own(consumer_group))
         generation = self._raised(own, consumer_group.c.generation)
@@ -311,7 +299,7 @@ class RowsInSql:
         self._numbered = {"generation": generation}
 
     def _raised(self, own: sa.Update, counter: sa.Column[int]) -> int | None:
-        """Add 1 to a counter of one row; return the sum, or None if there is no such row."""
+        """Increment a counter of one row; return it, or None if there is no such row."""
         if self._tx.connection.dialect.name == "mysql":
             # MariaDB's UPDATE returns no rows, but the reply contains LAST_INSERT_ID(x).
             raised = own.values({counter: sa.func.last_insert_id(counter + 1)})
@@ -332,7 +320,7 @@ class RowsInSql:
         self._insert(lease_journal, entries)
 
     def journalled(self) -> bool:
-        """Return True if the transaction of this id has written to the journal."""
+        """Return True if the transaction with this id has written to the journal."""
         entries = sa.select(sa.literal(1)).where(lease_journal.c.transaction_id == self._tx.id)
         return self._tx.value(entries.limit(1)) is not None
 
@@ -349,7 +337,7 @@ class RowsInSql:
         columns = COLUMNS[kind]
         query = sa.select(*selected).where(columns.where(self.key, conditions))
         if kind is JournalEntry:
-            # Otherwise MySQL reads the whole journal backwards until it has enough entries.
+            # Otherwise MySQL reads the journal backwards until it has enough entries.
             index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
             hint = f"FORCE INDEX ({index})"
             query = query.with_hint(lease_journal, hint, dialect_name="mysql")
@@ -374,11 +362,7 @@ class RowsInSql:
                 raise Raced from None
 
     def _must_change_all(self, statement: sa.Update, rows: Sequence[dict[str, Any]]) -> None:
-        """Send an update for each row.
-
-        Raises:
-            Raced: a row does not meet its condition.
-        """
+        """Send an update for each row; raise Raced if a row does not meet its condition."""
         try:
             changed = self._tx.connection.execute(statement, rows).rowcount if rows else 0
         except IntegrityError:
@@ -391,8 +375,8 @@ class RowsInSql:
     def each_shard(self, *, lock: bool = False) -> Iterator[ShardLease]:
         """Read all shards by id, page by page.
 
-        Decoding a hundred thousand rows at once takes seconds, and the server ends a transaction
-        that stalls. The driver's rows are ten times as large as the values, so each page is decoded
+        Decoding a hundred thousand rows at once takes seconds, and the server ends a stalled
+        transaction. The driver's rows are ten times as large as the values, so each page is decoded
         before the next one is read.
         """
         shards: list[ShardLease] = []
@@ -456,7 +440,7 @@ class RowsInSql:
         return bool(rows[0]["paused"]), {row.shard: row for row in read}
 
     def _beside_group(self, condition: sa.ColumnElement[bool], *selected: Any) -> sa.Select[Any]:
-        """Select the group with its shards that meet a condition; at least one row."""
+        """Select the group with its shards that meet a condition, or alone if none does."""
         same = sa.and_(
             shard_lease.c.consume_group == consumer_group.c.consume_group,
             shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
@@ -467,7 +451,7 @@ class RowsInSql:
         return query.select_from(joined).where(self._own(consumer_group))
 
     def _of_group(self, query: sa.Select[Any]) -> Sequence[Row]:
-        """Read rows; without one, the group does not exist."""
+        """Read rows; raise UnknownGroup if there are none."""
         rows = self._tx.rows(query).all()
         if not rows:
             self.group()
@@ -482,6 +466,7 @@ class RowsInSql:
 
         Equal changes are one statement, so that evicting a node with many shards takes few round
         trips while the group's row is locked.
+
 
         Raises:
             Raced: a row has changed since it was read.
@@ -508,7 +493,7 @@ class RowsInSql:
         counters = {name: columns[name] + change.pop(name) for name in _COUNTERS}
         statement = sa.update(shard_lease).where(
             self._own(shard_lease),
-            columns.shard_id.in_([shard for shard, *_ in seen]),  # finds them in the index
+            columns.shard_id.in_([shard for shard, *_ in seen]),  # for the index
             sa.tuple_(*(columns[name] for name in names)).in_(seen),
         )
         values = SHARD.changed(change) | counters | self._numbered
@@ -522,12 +507,12 @@ class RowsInSql:
         return self._tx.value(sa.select(store_identity.c.identity))
 
     def add_store_identity(self, identity: str) -> str:
-        """Store the identity of the store, and return it."""
+        """Add the identity of the store, and return it."""
         self._insert(store_identity, [{"number": _ONLY_ROW, "identity": identity}])
         return identity
 
     def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
-        """Return all groups, or those of a stream, by stream and name."""
+        """Return all groups, or a stream's, by stream and name."""
         columns = consumer_group.c
         query = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
         if stream is not None:
@@ -547,7 +532,7 @@ class RowsInSql:
         )
 
     def delete_group(self) -> None:
-        """Delete the group with all that belongs to it."""
+        """Delete the group with all its rows."""
         for table in GROUP_TABLES:
             self._tx.connection.execute(sa.delete(table).where(self._own(table)))
 
@@ -585,14 +570,14 @@ class RowsInSql:
         return Pulse(group, tuple(nodes))
 
     def beat(self, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
-        """Add 1 to a node's counter and report it, in one statement."""
+        """Increment a node's counter and return it, in one statement."""
         own = self._own(worker_instance, worker_instance=node, incarnation=incarnation)
         member = sa.update(worker_instance).where(own, worker_instance.c.incarnation != "")
         lease_id = self._raised(member, worker_instance.c.lease_id)
         return BeatRefused() if lease_id is None else Beaten(lease_id)
 
     def beat_ages(self) -> dict[NodeName, float]:
-        """Return the seconds since each member's last beat, by the database's own clock."""
+        """Return the seconds since each member's last heartbeat, by the database's own clock."""
         columns = worker_instance.c
         query: sa.Select[Any] = sa.select(
             columns.worker_instance, columns.update_time, server_time().label("now")
@@ -659,10 +644,9 @@ class RowsInSql:
         return batches
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
-        """Move the checkpoints of shards by a batch each, if their tenures are current: the fence.
+        """Move the checkpoints of shards by a batch each, or raise Raced if a tenure is over.
 
-        Raises:
-            Raced: a tenure is over.
+        This is the fence of commits.
         """
         own = _seen(key_values(self.key))
         rows = [own | moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
@@ -672,10 +656,10 @@ class RowsInSql:
 
     def publication(self) -> Publication | None:
         """Return the publication, with True if a change is not published."""
-        left = sa.select(table_change.c.sequence).where(
+        pending = sa.select(table_change.c.sequence).where(
             self._own(table_change), table_change.c.published.is_(False)
         )
-        query = sa.select(*PUBLICATION.selected, left.exists().label("changes_pending"))
+        query = sa.select(*PUBLICATION.selected, pending.exists().label("changes_pending"))
         for row in self._tx.rows(query.where(self._own(publication))):
             return PUBLICATION.read(row, changes_pending=bool(row["changes_pending"]))
         return None
@@ -687,19 +671,19 @@ class RowsInSql:
 
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:
         """Read the counters of the shards with unpublished batches, the most first."""
-        left = shard_lease.c.committed_until - shard_lease.c.published_until
-        query = self._beside_group(left > 0, *COUNTERS.selected)
-        ordered = query.order_by(left.desc(), shard_lease.c.shard_id).limit(limit)
+        backlog = shard_lease.c.committed_until - shard_lease.c.published_until
+        query = self._beside_group(backlog > 0, *COUNTERS.selected)
+        ordered = query.order_by(backlog.desc(), shard_lease.c.shard_id).limit(limit)
         return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
 
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
-        """Read committed ledger rows: for each shard from a number on, up to a limit."""
+        """Read each shard's committed ledger rows from a number on, up to a limit."""
         selected = sa.select(*BATCH.selected)
         each = (sa.select(self._first(selected, *place)) for place in places.items())
         return self._rows(sa.union_all(*each), BATCH.read)
 
     def lags(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[ShardLag]:
-        """Add up the same rows."""
+        """Add up the rows of `committed_from`."""
         summed = sa.select(
             *(batch.c[name] for name in ("shard_id", "batches", "written", "committed_at"))
         )
@@ -718,7 +702,7 @@ class RowsInSql:
         def read(row: Row) -> ShardLag:
             shard = ShardId(row["shard_id"])
             start, limit = places[shard]
-            # MariaDB adds integers up to a decimal.
+            # MariaDB's sum of integers is a decimal.
             batches, records = int(row["batches"]), int(row["records"])
             more = row["rows"] == limit
             return ShardLag(shard, start, batches, records, row["oldest_at"], more)
@@ -732,11 +716,7 @@ class RowsInSql:
         return rows.order_by(batch.c.sequence).limit(limit).subquery()
 
     def move_cursors(self, cursors: Mapping[ShardId, int]) -> None:
-        """Set the cursors of locked shards.
-
-        Raises:
-            Raced: one of them was removed.
-        """
+        """Set the cursors of locked shards, or raise Raced if one was removed."""
         published, shard = shard_lease.c.published_until, shard_lease.c.shard_id
         names = sorted(cursors)
         for start in range(0, len(names), KEYS_PER_STATEMENT):
@@ -769,14 +749,14 @@ class RowsInSql:
     def move_pointer(self, table: TableName, move: PointerMove) -> bool:
         """Point to the next metadata file of a table; False if the pointer has moved."""
         location = iceberg_tables.c.metadata_location
-        there = sa.update(iceberg_tables).where(_entry_of(table), location == move.before)
-        moved = there.values(metadata_location=move.after, previous_metadata_location=move.before)
+        update = sa.update(iceberg_tables).where(_entry_of(table), location == move.before)
+        moved = update.values(metadata_location=move.after, previous_metadata_location=move.before)
         return self._tx.connection.execute(moved).rowcount == 1
 
     # -- the outbox -----------------------------------------------------------------------------
 
     def waiting_events(self, kind: EventKind) -> Iterator[WaitingEvents]:
-        """Read the oldest undelivered event of a kind of each shard, and their number."""
+        """Read each shard's oldest undelivered event of a kind, and the number of these events."""
         oldest = sa.func.min(outbox.c.sequence).label("oldest")
         waiting = (
             sa.select(oldest, sa.func.count().label("waiting"))
@@ -807,7 +787,7 @@ def _parts(conditions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _seen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of conditions; the parameters of new values have the columns' names."""
+    """Return the parameters of conditions; new values have the columns' own names."""
     return {f"seen_{name}": value for name, value in values.items()}
 
 
@@ -819,7 +799,7 @@ def _of_bound_group(table: sa.Table) -> list[sa.ColumnElement[bool]]:
 # take the group and all values as parameters, so there are few of them.
 @cache
 def _replacement(kind: type, *seen: str) -> sa.Update:
-    """Return the update of all columns of a row whose fields `seen` have not changed."""
+    """Return the update of all columns of a row whose `seen` fields have not changed."""
     columns = COLUMNS[kind]
     own_row = [
         columns.column(name) == sa.bindparam(f"seen_{name}") for name in (*columns.order, *seen)
@@ -849,9 +829,9 @@ def _checkpoint_move() -> sa.Update:
 
 @cache
 def _ledger_rows(count: int, *, newest: bool) -> sa.CompoundSelect[Any]:
-    """Return the query for the ledger rows of shards by number, or the newest row of each.
+    """Return the query for the ledger rows of shards by number, or for the newest row of each.
 
-    It has one query for each row, because SQLite would read the whole group for several.
+    It is a union, because SQLite would read the whole group for several rows.
     """
     queries: list[sa.Select[Any]] = []
     for place in range(count):
@@ -866,7 +846,7 @@ def _ledger_rows(count: int, *, newest: bool) -> sa.CompoundSelect[Any]:
 
 
 def _newest(rows_of_shard: sa.Select[*tuple[Any, ...]]) -> sa.Subquery:
-    """Return the query for a shard's ledger row with the highest number.
+    """Return the query for a shard's newest ledger row.
 
     MySQL uses the end of an index range only for literal conditions. With a join or a grouped
     maximum it would read all rows of the shard.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.kafka.failures import UNAVAILABLE, REFUSED, error_of
+from dagster_leasehold.shard_sources.kafka.failures import REFUSED, UNAVAILABLE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import shard_number
 from dagster_leasehold.shard_sources.source import Position

@@ -335,7 +335,7 @@ def test_a_lost_reply_cannot_be_settled_on_a_replica(
     monkeypatch.setattr(world.store._transactions, "_sleep", fail_over)
     proxy.arm(Cut.AFTER)
     try:
-        with pytest.raises(OutcomeUnknown, match="may or may not"):
+        with pytest.raises(OutcomeUnknown, match="it is unknown if"):
             world.store.claim(world.key, {X: (A, 0)}, observer="t", reason="r")
     finally:
         server.execute("SET GLOBAL read_only = 0")

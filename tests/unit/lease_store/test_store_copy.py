@@ -199,7 +199,7 @@ def test_a_change_during_the_copy_undoes_it(source: str, target: str) -> None:
         store.force_checkpoint(KEY, Y, "3", observer="test", reason="test")
 
     with meanwhile(force):
-        assert "changed while it was copied" in refused(source, target)
+        assert "changed during the copy" in refused(source, target)
     assert not any(content(target).values())
     paused = store.pulse(KEY).group
 

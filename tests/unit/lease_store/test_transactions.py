@@ -249,7 +249,7 @@ def test_an_unsettled_write_is_distinguished_from_an_undone_one(
     def mark(tx: Transaction) -> bool:
         raise of_mysql(2003)
 
-    with pytest.raises(OutcomeUnknown, match="may or may not"):
+    with pytest.raises(OutcomeUnknown, match="it is unknown if"):
         bench.write(insert, mark)
 
 
