@@ -64,12 +64,7 @@ class DatabaseReport:
 
 
 def database_report(url: SecretStr) -> DatabaseReport:
-    """Return a report of the database at a URL, without changing it.
-
-    Raises:
-        InvalidSetting: the database is not supported, or the URL lacks a TLS option.
-        StoreError: it does not answer, or its sessions are not safe for leases.
-    """
+    """Return a report of the database at a URL; raise InvalidSetting or StoreError without one."""
     transactions = open_transactions(url)
     try:
         return transactions.read("report", lambda transaction: _report(transaction, url))

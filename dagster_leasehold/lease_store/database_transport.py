@@ -59,7 +59,6 @@ def _text(option: str | tuple[str, ...]) -> str:
 
 
 def _stays_here(url: URL) -> bool:
-    """Return True if the connection stays on this machine."""
     if "unix_socket" in url.query or not url.host or url.host.lower() == "localhost":
         return True
     try:

@@ -160,11 +160,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A consistent read of a group: the input of planning.
-
-    Attributes:
-        weights: the known records per second of shards; empty if the group balances by count.
-    """
+    """A consistent read of a group: the input of planning; `weights` are records per second."""
 
     group: Group
     nodes: tuple[Node, ...]

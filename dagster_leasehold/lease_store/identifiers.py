@@ -19,11 +19,7 @@ _GRAMMAR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Identifier(str):
-    """A string that matches the grammar of this module.
-
-    Raises:
-        InvalidIdentifier: the text does not match.
-    """
+    """A string that matches the grammar of this module; other texts raise InvalidIdentifier."""
 
     __slots__ = ()
     kind: ClassVar[str] = "identifier"
@@ -93,11 +89,7 @@ class GroupKey:
 
     @classmethod
     def parse(cls, group: str, stream: str) -> Self:
-        """Parse both names.
-
-        Raises:
-            InvalidIdentifier: one of them does not match the grammar.
-        """
+        """Parse both names; raise InvalidIdentifier if one does not match the grammar."""
         return cls(GroupName(group), StreamName(stream))
 
     def __str__(self) -> str:

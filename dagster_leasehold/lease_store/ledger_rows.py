@@ -150,12 +150,9 @@ class BatchCommit:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The sum of a shard's newest committed batches.
+    """The sum of a shard's newest committed batches, and when the oldest and newest was committed.
 
-    Attributes:
-        records: the records read, or written if the reader was stopped early.
-        first_at: when the oldest batch was committed.
-        last_at: when the newest one was committed.
+    `records` were read, or written if the reader was stopped early.
     """
 
     shard: ShardId
@@ -192,7 +189,6 @@ class RewriteClaim:
     Attributes:
         run: unique to one rewrite, so that it fences earlier ones; empty after the release.
         at: when it began; for people only.
-        compacted: the progress of the shard's compactions.
     """
 
     shard: ShardId
@@ -254,11 +250,9 @@ class LedgerCounters:
     """The counters of a shard's ledger.
 
     Attributes:
-        version: as in `LedgerHead`.
         committed_until: the number after the last committed batch.
         published_until: the shard's cursor: earlier batches are in the group's table.
-        rows: the number of ledger rows that were ever committed.
-        totals: all that was ever committed.
+        rows: the number of ledger rows of committed batches.
     """
 
     shard: ShardId

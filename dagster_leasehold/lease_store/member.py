@@ -205,11 +205,7 @@ class Member:
             self.lost.set()
 
     def renew(self) -> None:
-        """Beat for a run. Trust that has ended is not restored, because the run is stopping.
-
-        Raises:
-            StoreError: the store does not answer; trust is unchanged.
-        """
+        """Beat for a run. Trust that has ended is not restored, because the run is stopping."""
         if self.lost.is_set():
             return
         try:
@@ -293,9 +289,7 @@ class Member:
     def keep(self, pulse: Pulse, observations: Observations) -> str:
         """Beat if due, join, or send changed settings; return the change as a phrase.
 
-        Args:
-            pulse: the group, as just read.
-            observations: of the group's nodes, including this pulse.
+        `pulse` is the group as just read; `observations` include it.
 
         Raises:
             NodeNameTaken: another live process has the name.
@@ -379,11 +373,7 @@ class Member:
         name, the call only watches its counter, until the counter moves or has not moved for the
         group's timeout. Unless the node `joins`, nothing is registered. A node whose planner is
         silent takes no runs unless it is `followed`, because no process would launch them.
-
-        Raises:
-            NodeNameTaken: another live process has the name.
-            AssignmentConflict: the node's settings contradict another member's.
-            StoreError: the store does not answer.
+        Raises as `keep`.
         """
         takes = accepts_runs and (self.followed or not self.planner_silent_s)
         self.offer(replace(self.settings, accepts_runs=takes))
@@ -439,11 +429,7 @@ class Member:
         return f"{taking} in group {self.key}"
 
     def _watch_rival(self, pulse: Pulse) -> None:
-        """Check whether another process of the same name is alive.
-
-        Raises:
-            NodeNameTaken: its counter moved between two checks.
-        """
+        """Raise NodeNameTaken if the counter of another process of this name moved between checks."""
         rival = self.rival(pulse.nodes)
         self.contested = rival is not None
         if rival is None:
@@ -466,11 +452,7 @@ class Member:
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self.timeout_s else 0.0
 
     def open_shards(self) -> list[ShardId]:
-        """Return the node's shards that a run has open; empty if the group does not exist.
-
-        Raises:
-            StoreError: the store does not answer.
-        """
+        """Return the node's shards that a run has open; empty if the group does not exist."""
         try:
             return [row.shard for row in self.progress() if row.consumer_run]
         except UnknownGroup:
@@ -481,9 +463,6 @@ class Member:
 
         It is False if no other node takes runs, if no process plans, if the group is paused, or if
         its nodes' settings determine the assignment.
-
-        Raises:
-            StoreError: the store does not answer.
         """
         late = self._planner.silent_s > PLANNER_LATE_TIMEOUTS * self.timeout_s
         try:

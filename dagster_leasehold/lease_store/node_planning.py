@@ -42,7 +42,6 @@ class NodePlanner:
     Args:
         node: a member whose heartbeats another object sends.
         observer: the name of this process in the journal.
-        clock: monotonic seconds.
         rebalancer: the class that carries out plans.
     """
 
@@ -73,12 +72,7 @@ class NodePlanner:
         self._last_owned: set[ShardId] | None = None
 
     def plan(self) -> TickReport | None:
-        """Check the group, and plan if it has changed; None before the next check is due.
-
-        Raises:
-            StoreError: the store does not answer.
-            UnknownGroup: there is no such group.
-        """
+        """Check the group, and plan if it has changed; None before the next check is due."""
         began_s = self._clock()
         if began_s < self._next_s:
             return None
@@ -98,7 +92,6 @@ class NodePlanner:
 
         Shards of the first check and shards that need a run of their own are omitted: the launcher
         starts runs for them. A run that isolates a bad record gains no other shards.
-        Raises as `plan`.
         """
         report = self.plan()
         if report is None:

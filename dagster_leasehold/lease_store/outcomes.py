@@ -103,13 +103,7 @@ class RewriteByOther:
 
 @dataclass(frozen=True, slots=True)
 class TenureView:
-    """A holder's view of its own shard at a batch boundary.
-
-    Attributes:
-        current: True if the tenure has not ended.
-        transfer_to: the node that waits for the shard, or None.
-        paused: True if the group is paused.
-    """
+    """A holder's view of its shard at a batch boundary; `transfer_to` is a waiting node."""
 
     current: bool
     transfer_to: NodeName | None = None
@@ -118,11 +112,7 @@ class TenureView:
 
 @dataclass(frozen=True, slots=True)
 class LockTaken:
-    """Another node has the publish or delivery lock.
-
-    Attributes:
-        node: the lock's holder; None if the requesting node is not a member.
-    """
+    """Another node has the lock; `node` is None if the requesting node is not a member."""
 
     node: NodeName | None
 
@@ -139,10 +129,7 @@ class LockOver:
 
 @dataclass(frozen=True, slots=True)
 class PublishesElsewhere:
-    """The table of this group, or the group of this table, is another one; nothing was changed.
-
-    `group` publishes to `table`.
-    """
+    """The group has another table, or the table belongs to another `group`; nothing was changed."""
 
     group: GroupKey
     table: TableName
@@ -150,21 +137,13 @@ class PublishesElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class PointerMoved:
-    """The table's pointer has moved; nothing was changed.
-
-    Attributes:
-        location: the table's newest metadata file; None if the catalog lacks the table.
-    """
+    """The table's pointer has moved to `location`, or is missing; nothing was changed."""
 
     location: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """A batch to rewrite is not in the group's table yet; nothing was changed.
-
-    Attributes:
-        until: the shard's batches before this number are in the table.
-    """
+    """A batch to rewrite is not before `until`, so it is not in the table; nothing was changed."""
 
     until: int

@@ -71,7 +71,6 @@ class ProcessIdentity:
 
     Attributes:
         place: see `current_place`.
-        pid: its number there.
         started: its start in clock ticks since boot, or in hundredths of a second since 1970 on
             systems without `/proc`.
     """

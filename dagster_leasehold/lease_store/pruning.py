@@ -31,11 +31,7 @@ FAILURES_MAX = 5
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
-    """Return the age at which rows of history are deleted; None if all stay.
-
-    Raises:
-        InvalidSetting: it is less than a day, or more than a century.
-    """
+    """Return the age at which history is deleted, or None; raise InvalidSetting if out of range."""
     if days == FOREVER:
         return None
     return _age(
@@ -46,11 +42,7 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
 
 
 def output_age(days: float | None) -> timedelta | None:
-    """Return the age at which committed output expires; None if it is kept for good.
-
-    Raises:
-        InvalidSetting: it is less than a day, or more than a century.
-    """
+    """Return the age at which output expires, or None; raise InvalidSetting if out of range."""
     if days is None:
         return None
     return _age(
@@ -81,13 +73,7 @@ class OutputExpiry:
 
 @dataclass(slots=True)
 class PruneReport:
-    """The work of a round so far.
-
-    Attributes:
-        rows: the number of deleted rows by table, except expired output.
-        expired: the number of deleted ledger rows of expired output.
-        failures: a sentence for each failure.
-    """
+    """The work of a round so far: deleted rows by table and of expired output, and failures."""
 
     rows: Counter[str] = field(default_factory=Counter[str])
     expired: int = 0
@@ -107,10 +93,6 @@ class PruneRound:
     Args:
         age: the age of rows to delete, relative to the group's newest; None keeps all.
         output: the expiry of committed output; None keeps it.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store does not answer.
     """
 
     def __init__(
@@ -203,12 +185,7 @@ def prune(
     age: timedelta,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Complete a round over history; `progress` gets the number of deleted rows.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store did not answer at the beginning.
-    """
+    """Complete a round over history; `progress` gets the number of deleted rows."""
     return _whole(PruneRound(store, key, age), progress)
 
 
@@ -218,12 +195,7 @@ def expire(
     output: OutputExpiry,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Delete the ledger rows of all expired output of a group; `progress` as for `prune`.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store did not answer at the beginning.
-    """
+    """Delete the ledger rows of all expired output of a group; `progress` as for `prune`."""
     return _whole(PruneRound(store, key, None, output), progress)
 
 

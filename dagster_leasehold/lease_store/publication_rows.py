@@ -99,7 +99,6 @@ class PlannedPublication:
 
     Attributes:
         id: unique; a table property and the snapshot's summary contain it.
-        snapshot: the id of its snapshot.
         base: the id of the snapshot before it; None if the table has none.
         changes: the numbers of the changes in it.
         records: the number of records in the table afterwards; None if unknown.
@@ -205,7 +204,7 @@ class ShardBacklog:
     Attributes:
         start: the number of the first unpublished batch.
         version: of the shard's ledger, read before its batches.
-        more: True if a limit left out further batches.
+        more: True if a limit omitted further batches.
     """
 
     shard: ShardId
@@ -221,9 +220,7 @@ class ShardLag:
 
     Attributes:
         start: the number of the first unpublished batch.
-        batches: the number of batches.
-        records: the number of records in their files.
-        oldest_at: when the oldest was committed.
+        oldest_at: when it was committed.
         more: True if further batches were not counted.
     """
 

@@ -408,11 +408,7 @@ class Rebalancer:
         """Beat, evict, plan and move shards as needed; report each step and its reason.
 
         An idle tick for one node sends three statements: the pulse, the node's heartbeat, and the
-        progress of its shards.
-
-        Raises:
-            StoreError: the store does not answer; earlier observations are kept.
-            UnknownGroup: there is no such group.
+        progress of its shards. Earlier observations survive a StoreError.
         """
         self._notes.begin()
         self._steps.begin()
@@ -636,7 +632,6 @@ class Rebalancer:
         return self._clock() >= self._next_beat_at
 
     def _plan(self, snapshot: Snapshot, observations: Observations) -> Planned:
-        """Return the plan, recomputed if the snapshot or the live nodes changed."""
         live = self._live(snapshot, observations)
         planned = self._planned
         if planned is None or planned.snapshot is not snapshot or planned.live != live:
@@ -650,7 +645,6 @@ class Rebalancer:
         return planned
 
     def _carry_out(self, planned: Planned, observations: Observations) -> bool:
-        """Send the plan's moves for the served nodes; return True if there were any."""
         try:
             if planned.orphans and self._execution.free_orphans(planned.orphans):
                 return True
@@ -668,7 +662,6 @@ class Rebalancer:
             return True
 
     def _complete_due(self, planned: Planned, observations: Observations) -> bool:
-        """Take over the shards whose holders missed the deadline of the transfer."""
         any_sent = False
         for lease in planned.transfers:
             if lease.lease_owner not in self._serves:

@@ -136,7 +136,6 @@ class SchemaCheck:
 
 
 def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
-    """Let one process at a time create tables."""
     if path is None:
         return nullcontext()
     return FileLock(f"{path}.upgrade.lock", timeout=UPGRADE_LOCK_TIMEOUT_S)

@@ -53,8 +53,6 @@ class Expired:
 
     Attributes:
         last: the last expired batch.
-        batches: the number of expired batches.
-        records: the number of records in them.
         events_since: the earliest event time of the expired records; None if unknown.
         events_until: the latest one, without times after the commit; None if no batch had output.
     """
@@ -120,12 +118,7 @@ class ShardSummary:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """One transaction of deleting.
-
-    Attributes:
-        rows: the number of deleted rows.
-        more: True if more rows possibly remain.
-    """
+    """One transaction of deleting: the number of deleted rows, and True if more possibly remain."""
 
     rows: int = 0
     more: bool = False

@@ -51,13 +51,7 @@ Epochs = dict[GroupKey, dict[ShardId, tuple[int, str | None]]]
 
 @dataclass(frozen=True, slots=True)
 class StoreCopy:
-    """The result of a copy.
-
-    Attributes:
-        groups: the groups, by stream and name.
-        rows: the number of rows by table.
-        violations: the violations that `verify` finds in the copy.
-    """
+    """The result of a copy: groups, rows by table, and the violations that `verify` finds."""
 
     groups: tuple[GroupKey, ...]
     rows: dict[str, int]
@@ -117,11 +111,7 @@ def copy_store(
 
 
 def epochs_at_rest(store: LeaseStore) -> Epochs:
-    """Return the epoch and checkpoint of every shard of a drained store.
-
-    Raises:
-        CopyRefused: a group is not paused, or a run consumes a shard or rewrites its output.
-    """
+    """Return every shard's epoch and checkpoint; raise CopyRefused if a group is not drained."""
     epochs: Epochs = {}
     for group in store.groups():
         key = group.key
@@ -249,11 +239,6 @@ def _portions(
 
 @contextmanager
 def _errors_of(source: Transactions) -> Generator[None]:
-    """Translate the source's errors.
-
-    Raises:
-        StoreError: the source refuses or does not answer.
-    """
     try:
         yield
     except SQLAlchemyError as error:

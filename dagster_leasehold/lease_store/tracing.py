@@ -29,7 +29,6 @@ def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Gen
     Args:
         name: the name of the step, the same for all groups.
         key: the group, for a span without a parent.
-        attributes: the span's attributes.
     """
     group = {"stream": str(key.stream), "group": str(key.group)} if key else {}
     with _TRACER.start_as_current_span(

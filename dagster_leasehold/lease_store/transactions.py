@@ -130,11 +130,7 @@ def _sent_bytes(cursor: Any, statement: str, parameters: Any) -> int:
 
 
 def parse_url(text: str) -> URL:
-    """Parse the URL of a lease store, and choose the driver that the tests use.
-
-    Raises:
-        InvalidSetting: it is not a URL, or the database is not supported.
-    """
+    """Parse the URL of a lease store; raise InvalidSetting if the database is not supported."""
     try:
         url = make_url(text)
     except (ArgumentError, NoSuchModuleError, ValueError):
@@ -436,8 +432,6 @@ def refusal(
     Args:
         judgement: the verdict on `error`.
         error: a database error, or a race that was lost in every attempt.
-        place: the name of the database in messages, without secrets.
-        delay: the transaction's delays.
         unsettled: True if the reply to a COMMIT was lost, and its outcome is unknown.
     """
     if not unsettled and isinstance(error, DBAPIError) and database_errors.disk_is_full(error):
@@ -507,7 +501,6 @@ class Transaction:
     """One attempt at an operation of the store.
 
     Attributes:
-        connection: sends the statements.
         id: unique; journal entries contain it, to check the outcome after a lost reply.
         abandoned: True if it must be rolled back.
     """
@@ -618,12 +611,7 @@ class Transactions:
             engine.dispose()
 
     def read(self, kind: str, work: Work[Outcome]) -> Outcome:
-        """Run statements that change nothing, in one transaction.
-
-        Raises:
-            StoreUnavailable: the database does not answer.
-            StoreError: the database refuses.
-        """
+        """Run statements that change nothing, in one transaction; raises as `write`."""
         return self._run(kind, work, None, write=False)
 
     def write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
@@ -658,12 +646,7 @@ class Transactions:
             raise self._refusal(last.verdict, last.error, attempts.unsettled) from last.error
 
     def _attempt(self, attempts: _Attempts[Outcome]) -> Outcome:
-        """Run the transaction once, unless an attempt with a lost reply took effect.
-
-        Raises:
-            _Again: the next attempt can succeed.
-            StoreError: no further attempt is allowed.
-        """
+        """Run the transaction once, unless a lost attempt took effect; raise _Again to retry."""
         sent: tuple[Outcome, str] | None = None
         try:
             if attempts.unsettled and attempts.mark:

@@ -25,7 +25,6 @@ class UpkeepReport:
     Attributes:
         at: when the report was written; for people only.
         term_s: the lease term T, in seconds.
-        nodes: the number of nodes that the process serves.
         ticks: the number of ticks in the term.
         statements: the number of statements by operation.
     """

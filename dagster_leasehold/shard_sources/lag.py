@@ -49,12 +49,7 @@ class Lags:
         return "" if shard in self.bounds else self.trouble
 
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
-        """Return the age of the oldest unread record by shard, where it is known.
-
-        Args:
-            times: the times of the records at `behind`.
-            now: the current time; later records have the age 0.
-        """
+        """Return the age of the oldest unread record by shard; `times` are those at `behind`."""
         ages = {shard: max(0.0, (now - time).total_seconds()) for shard, time in times.items()}
         return {shard: 0.0 for shard, count in self.records.items() if count == 0} | ages
 

@@ -60,11 +60,7 @@ def parse_offset(shard: ShardId, cursor: str) -> int:
 
 
 def shard_number(shard: ShardId, log: str) -> int:
-    """Return the number of a shard in a service that numbers its shards.
-
-    Raises:
-        UnknownShard: the id is not a number, or has leading zeros.
-    """
+    """Return the number of a shard; raise UnknownShard if the id is not a canonical number."""
     canonical = shard.isascii() and shard.isdecimal() and str(int(shard)) == shard
     if not canonical or len(shard) > _SHARD_DIGITS_MAX:
         raise UnknownShard(f"{log} has no shard {shown(shard)}: use the number of a shard.")
@@ -73,9 +69,6 @@ def shard_number(shard: ShardId, log: str) -> int:
 
 def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
     """Divide a range of offsets into consecutive parts of equal size, at most `parts`.
-
-    Raises:
-        CursorInvalid: an end of the range is not an offset.
 
     Examples:
         >>> [part.end for part in divide_offsets(ReadRange(ShardId("0"), "0", "10", records=10), 2)]
@@ -95,12 +88,7 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
 def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".") -> None:
     """Raise CursorExpired for a position before a shard, and CursorInvalid for one after its end.
 
-    Args:
-        log: the shard and its log, as the subject of the message.
-        place: the position; any type with an order.
-        begin: the shard's first position.
-        end: the shard's end, which is allowed.
-        hint: the end of the message about a position after the end.
+    `log` is the subject of the message, and `hint` its end.
     """
     if place < begin:
         raise CursorExpired(

@@ -26,8 +26,6 @@ class RecordColumns:
     Attributes:
         cursors: texts or offsets.
         times: datetimes, or microseconds since 1970.
-        keys: bytes or None.
-        values: bytes or None.
         bytes: the size of the values.
     """
 

@@ -32,11 +32,7 @@ class SourceFeed(ShardFeed):
 
     @override
     def cursor_at(self, shard: ShardId, position: str) -> str:
-        """Return the cursor at a position: `begin`, `end`, or an ISO 8601 time.
-
-        Raises:
-            InvalidSetting: the position is something else.
-        """
+        """Return the cursor at `begin`, `end` or an ISO 8601 time, or raise InvalidSetting."""
         place = parse_position(position)
         if place is None:
             raise InvalidSetting(

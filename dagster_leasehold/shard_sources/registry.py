@@ -82,11 +82,7 @@ def source_names() -> list[str]:
 
 
 def source_kind(name: str) -> SourceKind:
-    """Return the kind of source with this name.
-
-    Raises:
-        UnknownSource: it is not installed, or its package cannot be used.
-    """
+    """Return the kind of source with this name; raise UnknownSource if it cannot be used."""
     if name in _BUILT_IN:
         return import_module(_BUILT_IN[name]).KIND
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):

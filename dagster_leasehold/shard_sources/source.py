@@ -177,11 +177,7 @@ class ProgressMirror(Protocol):
         ...
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
-        """Copy the checkpoints of these shards to the service.
-
-        Raises:
-            SourceError: the service did not store them; a retry is safe.
-        """
+        """Copy checkpoints to the service; a retry after a SourceError is safe."""
         ...
 
 

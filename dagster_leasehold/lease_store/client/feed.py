@@ -72,11 +72,7 @@ class ShardFeed(Protocol):
         ...
 
     def clamp(self, shard: ShardId, cursor: str) -> str:
-        """Return `cursor`, or the nearest one that can be read.
-
-        Raises:
-            CursorInvalid: it is not a cursor of the shard.
-        """
+        """Return `cursor`, or the nearest readable one; raise CursorInvalid for other text."""
         ...
 
     def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
@@ -89,10 +85,5 @@ class ShardFeed(Protocol):
         ...
 
     def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
-        """Return the first records of `[start, end)`, which were fetched before.
-
-        Raises:
-            CursorExpired: retention removed the record at `start`.
-            SourceUnavailable: the log does not answer.
-        """
+        """Return the first records of `[start, end)`, fetched before; raises as `fetch`."""
         ...

@@ -63,7 +63,6 @@ class OpenShard:
     """One open shard of a member and its checkpoints; not safe for threads.
 
     Attributes:
-        tenure: the tenure that has the shard open.
         persisted: the checkpoint that the store confirmed, if any.
         unsaved: a newer checkpoint, if any.
         reported: True once a heartbeat named the shard.
@@ -101,11 +100,7 @@ class OpenShard:
         return waits and self._clock() - self._saved_at >= interval_s
 
     def stage(self, cursor: str) -> None:
-        """Set the checkpoint for the next flush.
-
-        Raises:
-            CheckpointRefused: it is before the stored one.
-        """
+        """Set the checkpoint for the next flush; raise CheckpointRefused if it goes back."""
         check_onwards(self.tenure, self._unanswered or self.persisted or self._ledger_end, cursor)
         self.unsaved = cursor
 
@@ -446,12 +441,7 @@ class GroupMember:
     def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
         """Check that the shard is open here, under `tenure` if one is given.
 
-        It reads the store only if no beat was confirmed in time.
-
-        Raises:
-            LeaseLost: the tenure is over; raised once, then `ShardNotOpen`.
-            ShardNotOpen: the shard is not open here.
-            StoreError: no beat was confirmed in time, and the store does not answer.
+        It reads the store only if no beat was confirmed in time. Raises as `save_checkpoint`.
         """
         self._confirm()
         with self._lock:
@@ -503,9 +493,7 @@ class GroupMember:
     ) -> None:
         """Record that `[start, end)` of an open shard cannot be read; with `skip`, move to `end`.
 
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-            CheckpointRefused: the gap does not begin at the checkpoint.
+        The gap must begin at the checkpoint. Raises as `save_checkpoint`.
         """
         self._confirm()
         with self._fenced(shard) as open_shard:
@@ -521,20 +509,12 @@ class GroupMember:
         return gaps[0].end if gaps else None
 
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
-        """Publish how long the transfer of an open shard will take, in seconds.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-        """
+        """Publish how long the transfer of an open shard will take; raises as `save_checkpoint`."""
         with self._fenced(shard) as open_shard:
             self._store.announce(open_shard.tenure, handoff_eta_s=handoff_eta_s)
 
     def finish(self, shard: ShardId, cursor: str) -> None:
-        """Finish a read-only shard that was consumed up to its end at `cursor` (edge 8).
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-        """
+        """Finish a read-only shard at its end `cursor` (edge 8); raises as `save_checkpoint`."""
         self._confirm()
         with self._fenced(shard) as open_shard:
             open_shard.stage(cursor)
@@ -546,11 +526,8 @@ class GroupMember:
     def release(self, shard: ShardId, reason: str = "its client released it") -> None:
         """Persist the checkpoint and end the tenure; a shard in transfer goes to the next node.
 
-        A shard that is assigned to this member stays its own, and can be opened again.
-
-        Raises:
-            LeaseLost, ShardNotOpen: as for `save_checkpoint`.
-            StoreError: the store does not answer; the shard stays open until a heartbeat omits it.
+        A shard that is assigned to this member stays its own. Raises as `save_checkpoint`; after a
+        StoreError the shard stays open until a heartbeat omits it.
         """
         self._confirm()
         self._release(shard, reason)
@@ -612,7 +589,6 @@ class GroupMember:
         self._losses[shard] = LeaseLost(reason)
 
     def _end_all(self, reason: str) -> None:
-        """End trust and all tenures."""
         self._member.end_trust(reason)
         with self._lock:
             for shard in self._states():
@@ -658,7 +634,6 @@ class GroupMember:
             )
 
     def _states(self) -> dict[ShardId, _State]:
-        """Return the states of the shards whose tenures have not ended."""
         with self._lock:
             return {shard: each.state for shard, each in self._open.items() if not each.end_reason}
 

@@ -158,9 +158,7 @@ class ProcessorWorker:
     def beat(self) -> None:
         """Send a heartbeat, and begin to stop the shards that the node no longer owns.
 
-        Raises:
-            NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
-            StoreError: the store does not answer.
+        Raises as `GroupMember.heartbeat`.
         """
         if self._has_stalled():
             return
@@ -210,11 +208,7 @@ class ProcessorWorker:
         self._left = self._stalled is not None
 
     def step(self) -> bool:
-        """Advance every shard by one step; return True if any shard had work.
-
-        Raises:
-            RunStalled: an earlier call took longer than the stall limit.
-        """
+        """Advance every shard; return True if any had work; raise RunStalled after a stall."""
         with self._lock:
             for shard in self._loop.owned_shards():
                 self._work.setdefault(shard, _Work())
@@ -231,11 +225,7 @@ class ProcessorWorker:
         return busy
 
     def shutdown(self) -> None:
-        """Stop all shards, save their checkpoints and leave the group.
-
-        Raises:
-            CheckpointUnsaved, StoreError: as for `GroupMember.shutdown`.
-        """
+        """Stop all shards, save their checkpoints and leave; raises as `GroupMember.shutdown`."""
         for shard, work in list(self._work.items()):
             with self._lock:
                 work.stop("the worker was asked to stop")

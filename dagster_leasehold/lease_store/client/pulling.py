@@ -104,7 +104,6 @@ class Connection:
 
     Attributes:
         begin: the cursor where reading began.
-        confirmed: the end of the confirmed records.
         bootstrap: the caller's bootstrap cursor; it can be outside the shard.
         leaving: True if another node waits for the shard, or the group is paused.
         over: True if a read-only shard was confirmed up to its end.
@@ -168,9 +167,7 @@ class PullLoop:
     def beat(self) -> None:
         """Send a heartbeat, update the owned shards, and release shards for waiting nodes.
 
-        Raises:
-            NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
-            StoreError: the store does not answer.
+        Raises as `GroupMember.heartbeat`.
         """
         with self._lock:
             reported = list(self._open)
@@ -191,18 +188,13 @@ class PullLoop:
             return self._owned
 
     def leave(self) -> None:
-        """Save the confirmed checkpoints, drop unconfirmed records, and leave the group.
-
-        Raises:
-            LeaseLost, CheckpointUnsaved, StoreError: as for `GroupMember.shutdown`.
-        """
+        """Save confirmed checkpoints, drop other records, and leave; see `GroupMember.shutdown`."""
         with self._lock:
             self._open.clear()
             self._owned = ()
             self._member.shutdown()
 
     def _release_unowned(self, shard: ShardId, connection: Connection) -> None:
-        """Release a shard that the member no longer owns, now or once its batch is settled."""
         try:
             self._member.require(shard, connection.tenure)
         except ShardNotOpen:
@@ -254,12 +246,7 @@ class PullLoop:
     # -- connections --------------------------------------------------------------------------
 
     def require(self, shard: ShardId) -> Connection:
-        """Return a connection.
-
-        Raises:
-            LeaseLost: the shard was lost; raised once.
-            ShardNotOpen: it is not connected.
-        """
+        """Return a connection; raise ShardNotOpen without one, and LeaseLost once after a loss."""
         with self._dropping_lost(shard):
             self._member.raise_loss(shard)
         connection = self._open.get(shard)
@@ -271,12 +258,7 @@ class PullLoop:
         return connection
 
     def checked(self, shard: ShardId) -> Connection:
-        """Return a connection after a check that its tenure has not ended.
-
-        Raises:
-            LeaseLost, ShardNotOpen: as for `require`.
-            StoreError: no beat was confirmed in time, and the store does not answer.
-        """
+        """Return a connection whose tenure has not ended; raises as `GroupMember.require`."""
         with self._lock, self._dropping_lost(shard):
             connection = self.require(shard)
             self._member.require(shard, connection.tenure)
@@ -418,12 +400,7 @@ class PullLoop:
             return self._feed.fetch(shard, start, records_max=records_max)
 
     def _cursor_after_gap(self, shard: ShardId, cursor: str) -> str:
-        """Record a gap from `cursor` on; return the cursor where reading resumes.
-
-        Raises:
-            GapHeld: the group holds at gaps, and this one is not accepted yet.
-            CursorExpired: the log contradicts itself: it begins at the removed cursor.
-        """
+        """Record a gap from `cursor` on; return where reading resumes, or raise GapHeld."""
         member, feed = self._member, self._feed
         policy = member.group.gap_policy
         remaining = feed.cursor_at(shard, position_after_gap(policy))
@@ -620,11 +597,7 @@ class PullClient(PullLoop):
     def disconnect(self, shard: ShardId) -> None:
         """Release a shard: save its confirmed checkpoint, and drop unconfirmed records.
 
-        If the store does not answer, the next heartbeats do both.
-
-        Raises:
-            LeaseLost: the shard was lost; raised once.
-            ShardNotOpen: it is not connected.
+        If the store does not answer, the next heartbeats do both. Raises as `require`.
         """
         with self._lock:
             self.require(shard)
@@ -746,11 +719,7 @@ class PullClient(PullLoop):
         self._member.offer(replace(self._member.settings, pinned=pinned))
 
     def _obstacle(self, shard: ShardId) -> str:
-        """Return why the shard was not available at the last heartbeat; empty if it was.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-        """
+        """Return why the shard was not available at the last heartbeat; empty if it was."""
         lease = self._member.lease(shard)
         if lease is None:
             raise UnknownShard(

@@ -597,7 +597,6 @@ def _order(kind: type) -> Callable[[Any], Any]:
 
 
 def _meeting(rows: Iterable[Value], conditions: Mapping[str, Any]) -> list[Value]:
-    """Return the rows that meet all conditions."""
     for name, value in conditions.items():
         holds = _test(value)
         rows = [row for row in rows if holds(getattr(row, name))]

@@ -41,12 +41,7 @@ class Groups(Operations):
     # -- groups ---------------------------------------------------------------------------------
 
     def create_group(self, group: Group) -> None:
-        """Insert a group.
-
-        Raises:
-            GroupExists: the stream has a group of this name.
-            GroupLimitReached: the stream has as many groups as allowed.
-        """
+        """Insert a group; raise GroupExists or GroupLimitReached."""
         key, new = group.key, replace(group, generation=0)
 
         def work(rows: Rows) -> None:

@@ -37,7 +37,7 @@ from dagster_leasehold.lease_store.stored_rows import Raced
 
 
 class Tenures(Operations):
-    """The operations of a shard's holder."""
+    """The operations of a shard's holder. Without an outcome for it, an ended tenure raises LeaseLost."""
 
     def open_tenure(
         self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
@@ -117,11 +117,7 @@ class Tenures(Operations):
         return self._reading("review", tenures[0].key, work)
 
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
-        """Store the holder's estimate until its next batch boundary, in seconds.
-
-        Raises:
-            LeaseLost: the tenure is over.
-        """
+        """Store the holder's estimate until its next batch boundary, in seconds."""
         if self.announce_all([tenure], handoff_eta_s=handoff_eta_s):
             return
 
@@ -161,9 +157,6 @@ class Tenures(Operations):
 
         With `attempt_failed`, `reason` is the error of a failed attempt at the intended range.
         `failed_at` is when the run failed; the row keeps `reason` until the next commit.
-
-        Raises:
-            LeaseLost: the tenure is over.
         """
         if self.close_tenures(
             [tenure], reason=reason, attempt_failed=attempt_failed, failed_at=failed_at
@@ -214,7 +207,6 @@ class Tenures(Operations):
 
         Raises:
             CheckpointRefused: it is before the stored one, or cannot be ordered (`rules.cursors`).
-            LeaseLost: the tenure is over.
         """
 
         def work(rows: Rows) -> None:
@@ -231,10 +223,6 @@ class Tenures(Operations):
 
         With `abandon`, the intended range and its number are abandoned, and the next range is
         smaller.
-
-
-        Raises:
-            LeaseLost: the tenure is over.
         """
 
         def work(rows: Rows) -> None:
@@ -256,7 +244,6 @@ class Tenures(Operations):
         there grows to the new end.
 
         Raises:
-            LeaseLost: the tenure is over.
             CheckpointRefused: the gap does not begin at the checkpoint, or leads back.
         """
         gap = Gap(tenure.shard, start, end, reason, self._clock())
@@ -424,7 +411,6 @@ class Tenures(Operations):
 def _opened(
     rows: Rows, leases: Sequence[ShardLease], node: NodeName, run: str
 ) -> dict[ShardId, Opened]:
-    """Open some locked shards."""
     newest = rows.newest([row.shard for row in leases])
     steps: list[transitions.Step] = []
     outcomes: dict[ShardId, Opened] = {}

@@ -255,21 +255,13 @@ def modulo_applies(nodes: Iterable[Node]) -> bool:
 
 
 def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None:
-    """Check that a candidate's settings agree with the members' settings.
-
-    Raises:
-        AssignmentConflict: they do not; the subclass says how.
-    """
+    """Raise AssignmentConflict if a candidate's settings contradict a member's."""
     if group.assignment is AssignmentMode.MODULO:
         check_modulo((node for node in members if node.member), candidate)
 
 
 def check_modulo(members: Iterable[Node], candidate: Node) -> None:
-    """Check that a node's modulo settings are complete, and agree with the members' settings.
-
-    Raises:
-        AssignmentConflict: they do not; the subclass says how.
-    """
+    """Raise AssignmentConflict if modulo settings are incomplete or contradict a member's."""
     _check_range(candidate)
     others = (node for node in members if node.name != candidate.name)
     for other in sorted(others, key=lambda node: rank_key(node.name)):

@@ -54,7 +54,6 @@ class Deletion:
 
     Attributes:
         summary: the shard's summary afterwards.
-        numbers: the numbers of the rows to delete.
         grown: the rows into which others were folded.
     """
 
@@ -104,10 +103,8 @@ def expire(
     """Check the rows that expire, and add them to the shard's summary.
 
     Args:
-        summary: the shard's summary.
         rows: the expiring rows, from the shard's start on; the last one is committed.
         journal: the openings of their tenures and the forced checkpoints, in order.
-        gaps: the shard's gaps.
     """
     entries = list(journal)
     committed = [row for row in rows if row.state is BatchState.COMMITTED]
@@ -270,11 +267,9 @@ def folding(
     """Fold or delete the shard's oldest unexamined rows.
 
     Args:
-        summary: the shard's summary.
         rows: the rows of every state, from `summary.folded_until` on, in order.
         before: rows that were committed later stay, and so do all rows after them.
         undelivered: the batches with an undelivered event.
-        forced: the shard's forced checkpoints.
     """
     considered = _old_rows(rows, before=before, proven_until=summary.proven_until)
     grown: dict[int, Batch] = {}

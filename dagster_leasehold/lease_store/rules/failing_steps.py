@@ -71,7 +71,6 @@ class FailingSteps:
     """The failing steps of one process's rounds, and when each is due again.
 
     Attributes:
-        clock: monotonic seconds.
         first_s: the wait after a step's first failure, in seconds.
         max_s: the longest wait, in seconds.
         jitter: returns the jitter of `retry_wait_s`.

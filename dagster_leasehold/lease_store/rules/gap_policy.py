@@ -20,12 +20,7 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 @dataclass(frozen=True, slots=True)
 class GapVerdict:
-    """A policy's decision about a gap at a shard's checkpoint.
-
-    Attributes:
-        end: the end of the gap to record.
-        passes: True if the shard continues there; False if it holds until the gap is accepted.
-    """
+    """A policy's decision about a gap: its end, and True if the shard continues there."""
 
     end: str
     passes: bool
@@ -75,9 +70,7 @@ def gap_write(
     """Return the write of a gap at the checkpoint; None if nothing changes.
 
     Args:
-        gap: the new gap, not acknowledged.
         recorded: the shard's gaps that begin at the same cursor.
-        check_point: the shard's checkpoint.
         accepted: True if the checkpoint passes it; otherwise the shard holds.
     """
     same = next((each for each in recorded if each.end == gap.end), None)

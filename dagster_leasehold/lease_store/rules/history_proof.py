@@ -162,7 +162,6 @@ class _Course:
     early: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
     def take(self, entry: JournalEntry, shard: ShardId) -> None:
-        """Take the next entry that concerns a shard."""
         life = self.lives.setdefault(shard, _Life())
         if entry.kind == "edge":
             self._note_edge(entry, shard, life)

@@ -52,11 +52,7 @@ def may_advance(check_point: str | None, start: str) -> bool:
 
 
 def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
-    """Refuse a holder's checkpoint before the stored one.
-
-    Raises:
-        CheckpointRefused: the cursor cannot be ordered, or the shard would go back without a force.
-    """
+    """Raise CheckpointRefused for a cursor before the stored checkpoint, or without an order."""
     check_place(tenure.key, tenure.shard, cursor)
     if check_point not in (None, cursor) and not in_order(check_point, cursor):
         raise checkpoint_behind(tenure, cursor, check_point)

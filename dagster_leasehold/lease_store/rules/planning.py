@@ -268,7 +268,6 @@ def _proof(
     quotas: Mapping[NodeName, int],
     moves: _Moves,
 ) -> tuple[str, ...]:
-    """Explain why no fewer moves are possible."""
     lines: list[str] = []
     for node in sorted(counts, key=rank_key):
         if counts[node] > quotas[node] and moves.counts[node] < counts[node]:
@@ -334,7 +333,6 @@ class _Share:
             del self.shelves[weight]
 
     def rank(self) -> tuple[float, int, object]:
-        """Sort by load, then by count, then by `tie_break`."""
         return self.load, self.count, tie_break(self.node)
 
 
@@ -539,7 +537,6 @@ def _action(
 def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    """Explain the necessary moves, and by how much the others reduce the highest load."""
     lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
     if moves > needed:
         highest = max(before.values())

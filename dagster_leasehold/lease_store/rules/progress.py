@@ -30,7 +30,6 @@ class Progress:
     """The progress of one piece of work; call it with the number done so far.
 
     Attributes:
-        clock: monotonic seconds.
         total: the number to do, or None if it is unknown.
         done: the number done so far.
     """

@@ -35,12 +35,7 @@ UNSETTLED = "rolling-forward"
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """The rows that roll one shard forward.
-
-    Attributes:
-        step: the shard's new row and its journal entries.
-        batches: the new rows of the ledger, in order.
-    """
+    """The shard's new row, and the new ledger rows in order, that roll it forward."""
 
     step: Step
     batches: tuple[Batch, ...]
@@ -79,7 +74,6 @@ def roll_forward(
     """Return the rows that bring a shard's ledger up to its table.
 
     Args:
-        row: the shard's row.
         ahead: the table's batches that the ledger lacks.
         members: the nodes of the group, for a shard in transfer.
         next_number: the number of the shard's next batch, after abandoning an intent.

@@ -55,13 +55,7 @@ class ShardHistory:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The outcome of checking a history.
-
-    Attributes:
-        violations: the promises that it breaks; none is the proof.
-        tenures: the number of opened tenures.
-        batches: the number of committed batches.
-    """
+    """The outcome of checking a history: broken promises, opened tenures and committed batches."""
 
     violations: tuple[Violation, ...] = ()
     tenures: int = 0

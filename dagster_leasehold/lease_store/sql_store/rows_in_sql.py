@@ -220,11 +220,7 @@ class RowsInSql:
         return [values[0] if len(fields) == 1 else values for values in read]
 
     def add(self, *values: Any) -> None:
-        """Add rows of one kind.
-
-        Raises:
-            Raced: another process has added such a row.
-        """
+        """Add rows of one kind; raise Raced if another process has added such a row."""
         if not values:
             return
         kind = type(values[0])
@@ -239,11 +235,7 @@ class RowsInSql:
         self._insert(columns.table, rows)
 
     def write(self, *values: Any, **seen: Any) -> None:
-        """Replace the rows with the keys of these values, all of one kind.
-
-        Raises:
-            Raced: a row is missing, or no longer has the `seen` values.
-        """
+        """Replace the rows with these keys, of one kind; raise Raced if `seen` values changed."""
         if not values:
             return
         columns = COLUMNS[type(values[0])]
@@ -462,14 +454,10 @@ class RowsInSql:
         return (row for row in rows if row["shard_id"] is not None)
 
     def carry_out(self, steps: Sequence[Step], observer: str) -> Changed:
-        """Write steps and their journal entries.
+        """Write steps and their journal entries; raise Raced if a row has changed.
 
         Equal changes are one statement, so that evicting a node with many shards takes few round
         trips while the group's row is locked.
-
-
-        Raises:
-            Raced: a row has changed since it was read.
         """
         equal: dict[tuple[Any, ...], list[Step]] = {}
         for step in steps:

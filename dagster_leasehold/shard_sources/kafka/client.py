@@ -57,7 +57,6 @@ class _Connection(Generic[Client]):
     reported: list[KafkaError]
 
     def refusal(self) -> KafkaError | None:
-        """Return the brokers' refusal of this client, if there is one."""
         refusals = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
         return next(refusals, None)
 
@@ -77,11 +76,7 @@ class KafkaClient:
         self._admins: list[_Connection[AdminClient]] = []
 
     def properties(self) -> dict[str, Any]:
-        """Return the client's properties, secrets included.
-
-        Raises:
-            InvalidSetting: the environment variable of a secret is not set.
-        """
+        """Return the client's properties, with secrets; raise InvalidSetting if one is not set."""
         options = self.options
         secrets: dict[str, str] = {}
         for name, variable in options.secrets.items():
@@ -116,11 +111,7 @@ class KafkaClient:
 
     @contextmanager
     def consumer(self, where: str) -> Generator[_Connection[Consumer]]:
-        """Lend a consumer, without an assignment, to one caller.
-
-        Raises:
-            LeaseholdError: the client's error as one of ours; `where` is its subject.
-        """
+        """Lend a consumer without an assignment; `where` is the subject of its errors."""
         from confluent_kafka import Consumer
 
         with self._pooled(self._consumers, Consumer, where) as connection:

@@ -66,11 +66,7 @@ class KafkaConsumerGroup:
             )
 
     def commit(self, cursors: Mapping[ShardId, str]) -> str:
-        """Commit these offsets; return the reason if Kafka refuses, otherwise an empty text.
-
-        Raises:
-            SourceError: no broker answered, or the credentials were refused.
-        """
+        """Commit these offsets; return the reason if Kafka refuses, otherwise an empty text."""
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
         partitions = [
@@ -89,7 +85,6 @@ class KafkaConsumerGroup:
         return shown(errors[0].str()) if errors else ""
 
     def _committed(self) -> dict[str, dict[int, int]]:
-        """Return the offsets by topic and partition."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         with self._client.admin(f"group {self._name}") as admin:
@@ -106,7 +101,6 @@ class KafkaConsumerGroup:
         return committed
 
     def _states(self) -> dict[str, str]:
-        """Return the states of Kafka's groups by name."""
         with self._client.admin("the consumer groups") as admin:
             answer = admin.list_consumer_groups(request_timeout=self._client.options.timeout_s)
             groups = answer.result().valid or []

@@ -26,12 +26,7 @@ VERSIONS = ("v1", "v2")
 
 @dataclass(frozen=True, slots=True)
 class QueryBatches:
-    """The batches of a query, from the names of its files.
-
-    Attributes:
-        committed: the newest complete batch.
-        open_batch: a newer batch that was begun, if there is one.
-    """
+    """The newest complete batch of a query, and a newer one that was begun, if any."""
 
     committed: int
     open_batch: int | None

@@ -50,11 +50,7 @@ class KclLease:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Mapping[str, Any]]) -> Self | None:
-        """Return the lease of a DynamoDB row; None for a row of another kind.
-
-        Raises:
-            CheckpointRefused: the row lacks a lease's columns.
-        """
+        """Return the lease of a row, or None; raise CheckpointRefused for a malformed lease."""
         if _text(row, "entityType") not in ("", "LEASE"):
             return None
         key, checkpoint = _text(row, "leaseKey"), _text(row, "checkpoint")
@@ -85,12 +81,7 @@ def _text(row: Mapping[str, Mapping[str, Any]], column: str) -> str:
 
 
 def leases_of(leases: Iterable[KclLease], table: str, stream: str) -> dict[ShardId, KclLease]:
-    """Return the leases of one stream by shard.
-
-    Args:
-        leases: all leases of the table, which can have several streams.
-        table: the table's name.
-        stream: the name or the ARN of the stream.
+    """Return the leases of one stream, by its name or ARN, from all leases of a table.
 
     Raises:
         UnknownGroup: the table has no lease of the stream.
@@ -152,13 +143,7 @@ class LeaseTable(KinesisService):
         return f"the DynamoDB table {shown(self.stream)}"
 
     def leases(self) -> list[KclLease]:
-        """Return all leases.
-
-        Raises:
-            LogNotFound: the table does not exist.
-            SourceError: DynamoDB refuses the request, or does not answer.
-            CheckpointRefused: a row is not a lease.
-        """
+        """Return all leases; raise CheckpointRefused if a row is not a lease."""
         leases: list[KclLease] = []
         page: dict[str, Any] = {}
         while True:
@@ -173,10 +158,8 @@ class KclApplication:
     """An application of KCL that reads a stream.
 
     Args:
-        source: the stream.
         table: the application's lease table, which has the application's name.
         failover_s: seconds after which a lease without renewal has expired.
-        sleep: waits.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Pace:
         calls_per_s: the most reads of one shard in a second.
         bytes_per_s: the most bytes of one shard in a second.
         clock: monotonic seconds of the host.
-        sleep: waits.
     """
 
     folder: Path

@@ -101,13 +101,7 @@ class _Position:
 
 
 class ShardPages:
-    """Pages of the shards of one stream.
-
-    Args:
-        service: the service.
-        pace: limits the rate of reads.
-        retention_s: returns the stream's retention period in seconds.
-    """
+    """Pages of the shards of one stream; `retention_s` returns its retention period."""
 
     def __init__(
         self, service: KinesisService, pace: Pace, retention_s: Callable[[], float]
@@ -166,7 +160,6 @@ class ShardPages:
             position = _Position(place.renewed(page.searched_s), next_iterator)
 
     def _begin(self, shard: str, place: Place) -> _Position:
-        """Return the iterator for a position."""
         number = str(place.number)
         match place.side:
             case Side.START:

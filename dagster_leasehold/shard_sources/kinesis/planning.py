@@ -100,7 +100,6 @@ class Batch:
     """A batch that is being planned.
 
     Attributes:
-        limits: its size.
         end: the position after its last record.
         writer: stores its records for Spark's workers.
         reads_twice: True if only a second read at the tip ends the batch.
@@ -145,11 +144,7 @@ class Batch:
 
 
 def fill(batch: Batch, rest: Unread) -> bool:
-    """Add records until the batch is full or all records of the shard are read.
-
-    Returns:
-        True if `rest` can continue at the batch's end.
-    """
+    """Add records until the batch is full or the shard is read; return True if `rest` continues."""
     was_at_tip = False
     for item in iter(lambda: next(rest.items, None), None):
         if isinstance(item, UserRecord):

@@ -30,13 +30,7 @@ SOURCE_NAME = "kinesis"
 
 
 class KinesisReader:
-    """Reads ranges of a Kinesis stream; picklable, and without secrets.
-
-    Args:
-        options: the options.
-        stream: the stream's name or ARN.
-        folder: the stream's folder on this host.
-    """
+    """Reads ranges of a Kinesis stream; picklable, and without secrets."""
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         self.options = options

@@ -100,11 +100,7 @@ _REFUSALS = (
 
 @dataclass
 class KinesisService:
-    """Requests of one process about one stream; safe for several threads.
-
-    Attributes:
-        kind: boto3's name of the service.
-    """
+    """Requests of one process about one stream; safe for several threads."""
 
     kind: ClassVar = "kinesis"
     options: KinesisOptions

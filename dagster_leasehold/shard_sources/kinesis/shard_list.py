@@ -26,11 +26,7 @@ _NUMBERED = re.compile(r"shardId-([0-9]{12})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KinesisShard:
-    """A shard as the service lists it.
-
-    Attributes:
-        created_s: the second when it was created; None if its numbers do not contain it.
-    """
+    """A shard as the service lists it; `created_s` is None if its numbers do not contain it."""
 
     shard: ShardId
     parents: tuple[ShardId, ...]

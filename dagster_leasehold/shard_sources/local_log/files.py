@@ -117,12 +117,7 @@ def write_file(name: FileName, messages: Iterable[bytes], entries: Iterable[Entr
 
 
 class LogFile:
-    """An open file with its entries and their messages.
-
-    Raises:
-        FileNotFoundError: retention or a compaction has removed it.
-        LogCorrupt: its footer is damaged.
-    """
+    """An open file; opening raises FileNotFoundError if it was removed, LogCorrupt if damaged."""
 
     def __init__(self, name: FileName) -> None:
         self.name = name

@@ -218,7 +218,6 @@ def _checked_size(record: object) -> int:
 
 
 def _no_attributes(count: int) -> pa.Array:
-    """Return the column `attributes` of records without any."""
     no_text = pa.array([], pa.string())
     starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
     return pa.MapArray.from_arrays(starts, no_text, no_text)
@@ -254,11 +253,7 @@ def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
 
 
 def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
-    """Return the record batch of a message.
-
-    Raises:
-        LogCorrupt: the checksum is wrong, or the bytes have an unknown form.
-    """
+    """Return the record batch of a message; raise LogCorrupt if it is damaged."""
     if zlib.crc32(encoded) != entry.checksum:
         raise _damaged(entry, where, "is damaged")
     # A forged file can have a valid checksum. So nothing below allocates more than a message can
@@ -300,14 +295,11 @@ class MessageMalformed(Exception):
 
 
 def decoded_size(metadata: bytes | memoryview, body: bytes | memoryview) -> int:
-    """Return the declared size of the expanded buffers of a record batch message.
+    """Return the declared size of a message's expanded buffers, or raise MessageMalformed.
 
     Arrow allocates the declared size of a compressed buffer before it reads the buffer, so a forged
     file of a few kilobytes could allocate any amount of memory. Each buffer begins with its
     expanded length, a little-endian 64-bit integer that is -1 if the buffer is not compressed.
-
-    Raises:
-        MessageMalformed: the message does not contain a record batch.
     """
     try:
         return sum(_sizes(memoryview(metadata), memoryview(body)))

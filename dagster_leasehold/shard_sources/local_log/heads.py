@@ -62,7 +62,6 @@ class Head(NamedTuple):
 
 
 def _sealed(shard: ShardId, *numbers: int) -> bytes:
-    """Return numbers with a checksum."""
     body = struct.pack(f"<{len(numbers)}Q", *numbers)
     return body + struct.pack("<I", zlib.crc32(shard.encode() + body))
 

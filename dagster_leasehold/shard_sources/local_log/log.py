@@ -259,10 +259,6 @@ class LocalLog(LocalLogReader):
         return self.writer(shard, wait_s=_RESHARD_WAIT_S)
 
     def retain(self, shard: str, before: datetime | str) -> str:
-        """Remove the files whose records all lie before a time or a cursor.
-
-        Returns:
-            The shard's new first cursor.
-        """
+        """Remove the files with no record after a time or cursor; return the new first cursor."""
         entry = catalog.load_catalog(self.root).find(shard)
         return retain(ShardFolder(entry.shard, self.root), before)

@@ -52,12 +52,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardFolder:
-    """The folder of one shard, for reading.
-
-    Attributes:
-        root: the log's folder.
-        finished: True if the shard is read-only.
-    """
+    """One shard's folder in the log's `root`; `finished` if the shard is read-only."""
 
     shard: ShardId
     root: Path
@@ -275,7 +270,6 @@ def _time_max_so_far(name: FileName) -> int:
 
 
 def _payload_sizes(rows: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of each row's key and value."""
     length = _FUNCTIONS.binary_length
     keys, values = (length(rows.column(name)).fill_null(0) for name in ("key", "value"))
     return keys.to_numpy() + values.to_numpy()

@@ -112,11 +112,7 @@ def even_ranges(count: int) -> list[tuple[str, str]]:
 
 
 def split_point(begin: str, end: str, at: str | None) -> str:
-    """Return the hash at which to split `[begin, end)`, by default the middle.
-
-    Raises:
-        ReshardingRefused: the range is too small, or the hash is invalid or not inside it.
-    """
+    """Return the hash at which to split `[begin, end)`, or raise ReshardingRefused."""
     if at is not None and not _HEX.fullmatch(at):
         raise ReshardingRefused(f"{shown(at)} is not a hash: use 1 to 32 hexadecimal digits.")
     first, last = int(begin, 16), int(end, 16)

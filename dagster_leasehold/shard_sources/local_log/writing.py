@@ -260,13 +260,10 @@ class ShardWriter:
 
 
 def retain(folder: ShardFolder, before: datetime | str) -> str:
-    """Remove the files whose records all lie before a time or a cursor.
+    """Remove the files whose records all lie before a time or a cursor; return the new beginning.
 
     The head's beginning moves before files are removed. A crash in between leaves files that are
     no longer read, and the next retention removes them.
-
-    Returns:
-        The new beginning of the shard.
     """
     extent = folder.extent()
     limit_us = microseconds(before) if isinstance(before, datetime) else None

@@ -144,11 +144,7 @@ class LogHubClient:
         return int(answer.get_cursor_time())
 
     def pull(self, shard: str, cursor: str, end: str | None, count: int) -> Pull:
-        """Return up to `count` LogGroups from a cursor on, before `end`.
-
-        Raises:
-            LogCorrupt: the answer cannot be read.
-        """
+        """Return up to `count` LogGroups from a cursor on, before `end`; or raise LogCorrupt."""
         compression = "" if self._options.compression == "none" else self._options.compression
         params = {"type": "log", "cursor": cursor, "count": str(count)}
         if end is not None:
@@ -224,11 +220,7 @@ class LogHubClient:
 
 
 def _groups(body: bytes, answer_headers: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return the LogGroups of a body.
-
-    Raises:
-        PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError: the body is incomplete.
-    """
+    """Return the LogGroups of a body; raise an error of its parsers if it is incomplete."""
     size = int(answer_headers["x-log-bodyrawsize"])
     count = int(answer_headers["x-log-count"])
     if size == 0 and count == 0:

@@ -21,8 +21,6 @@ class ServiceConsumerGroup:
     """A consumer group of the service.
 
     Args:
-        source: the logstore.
-        name: the group's name.
         stopped: True if the user confirms that its consumers have stopped. The service reports
             them as holders of shards for some time afterwards.
     """

@@ -28,13 +28,7 @@ _TIMEOUT_S = (3.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """The key that signs requests, hidden in logs. The SDK calls its methods.
-
-    Attributes:
-        id: the key's name.
-        secret: the key.
-        token: the security token of temporary credentials.
-    """
+    """The key that signs requests, hidden in logs. The SDK calls its methods."""
 
     id: str = field(repr=False)
     secret: str = field(repr=False)
@@ -54,13 +48,7 @@ class AccessKey:
 
 
 class CredentialsProvider:
-    """The credentials provider of the SDK's client.
-
-    Args:
-        uri: the address of the credentials; without it, the environment decides.
-        clock: monotonic seconds.
-        environment: the variables of this process.
-    """
+    """The credentials provider of the SDK's client; without an `uri`, the environment decides."""
 
     def __init__(
         self,

@@ -72,15 +72,7 @@ class ServiceRefusal(Exception):
 def failure(
     refusal: ServiceRefusal, logstore: str, endpoint: str, shard: str = "", cursor: str = ""
 ) -> errors.LeaseholdError:
-    """Return our error for a refusal.
-
-    Args:
-        refusal: the service's answer.
-        logstore: `project/logstore`.
-        endpoint: the service's address.
-        shard: the shard of the request, if it had one.
-        cursor: the cursor of the request, if it had one.
-    """
+    """Return our error for a refusal of a request; `logstore` is `project/logstore`."""
     service = f"The log service at {endpoint}"
     return error_for(
         _REFUSALS,

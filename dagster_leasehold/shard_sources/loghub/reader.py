@@ -109,13 +109,9 @@ class LogHubReader:
     def groups(
         self, shard: ShardId, start: int, end: int | None, count: int | None = None
     ) -> Iterator[PlacedGroup]:
-        """Yield the LogGroups between two cursors' numbers.
+        """Yield the LogGroups from the number `start` up to `end`, or to the end of the log.
 
-        Args:
-            shard: the shard.
-            start: the number of the first cursor.
-            end: the number of the cursor to stop at; None reads to the end of the log.
-            count: the most groups of one pull.
+        `count` is the most groups of one pull.
         """
         count = min(count or GROUPS_MAX, GROUPS_MAX)
         stop = None if end is None else GroupCursor(end).service

@@ -73,7 +73,6 @@ def _columns(connection: sa.Connection, table: str) -> set[str]:
 
 
 def _guarded(connection: sa.Connection) -> bool:
-    """Return True if the trigger exists."""
     if connection.dialect.name == "sqlite":
         triggers = sa.table("sqlite_master", sa.column("name"), sa.column("type"))
         mine = sa.select(triggers.c.name).where(triggers.c.type == "trigger")
