@@ -429,7 +429,7 @@ class Member:
         return f"{taking} in group {self.key}"
 
     def _watch_rival(self, pulse: Pulse) -> None:
-        """Raise NodeNameTaken if the counter of another process of this name moved between checks."""
+        """Raise NodeNameTaken if the counter of another process of this name has moved."""
         rival = self.rival(pulse.nodes)
         self.contested = rival is not None
         if rival is None:

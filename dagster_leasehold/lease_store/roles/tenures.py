@@ -37,7 +37,7 @@ from dagster_leasehold.lease_store.stored_rows import Raced
 
 
 class Tenures(Operations):
-    """The operations of a shard's holder. Without an outcome for it, an ended tenure raises LeaseLost."""
+    """A shard holder's operations. Unless it is an outcome, an ended tenure raises LeaseLost."""
 
     def open_tenure(
         self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
