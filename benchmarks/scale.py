@@ -33,7 +33,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
-from dagster_leasehold.lease_store.node_planning import LOOK_S, NODES_PER_SECOND, NodePlanner
+from dagster_leasehold.lease_store.node_planning import CHECK_S, NODES_PER_SECOND, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.planning import moves_lower_bound
@@ -364,7 +364,7 @@ def planning(world: World) -> dict[str, Any]:
         for name in chosen
         for share in world.shares
     ]
-    every_s = max(LOOK_S, len(nodes) / NODES_PER_SECOND)
+    every_s = max(CHECK_S, len(nodes) / NODES_PER_SECOND)
     for planner in planners:
         planner.plan()  # the first look of a process reads the group
     world._base_s += every_s  # pyright: ignore[reportPrivateUsage]
