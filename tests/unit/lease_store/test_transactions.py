@@ -303,7 +303,7 @@ def test_a_statement_timeout_is_distinguished_from_a_dead_server(bench: Bench) -
     assert "running" not in str(caught.value)
 
 
-def test_work_without_a_lease_uses_a_patient_engine(bench: Bench) -> None:
+def test_work_without_a_lease_uses_a_long_running_engine(bench: Bench) -> None:
     with bench.transactions.long_running_engine() as same:
         assert same is bench.engine
     long_running = open_engine(bench.engine.url)
