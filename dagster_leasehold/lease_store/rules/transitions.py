@@ -221,7 +221,7 @@ def closed(
 ) -> Step:
     """End a tenure; a shard in transfer goes to the next node, if that is still a member.
 
-    `attempt_failed` counts a failed attempt at a range. `failed_at` is when the run failed, of any
+    `attempt_failed` counts a failed attempt at a range. `failed_at` is when the run failed, for any
     cause. In both cases `reason` is the error.
     """
     step = _closed(shard, members, reason)
