@@ -154,7 +154,7 @@ class Plan:
         return max(shares) - min(shares) if shares else 0
 
     def explain(self) -> list[str]:
-        """Return lines about the moves, their reasons, and why no smaller plan exists."""
+        """Return lines with the moves, their reasons, and the proof that no plan needs fewer."""
         lines = [self.summary]
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
@@ -431,7 +431,7 @@ def _towards(
         moves_minimum=moves,
         refusals=refusals,
         summary=summary,
-        proof=("the settings give each shard one node: each shard on another node moves once",),
+        proof=("the settings determine the node of each shard, and shards elsewhere move once",),
     )
 
 

@@ -11,7 +11,6 @@ least load. Then held shards move from the heaviest nodes to the lightest, one a
 are within a twentieth of the mean or no move helps. A small change of a weight must not cause
 moves. So these moves are made only in one of four cases:
 
-
 * together they reduce the highest load by more than a tenth;
 * they increase the lowest load by more than a tenth of the mean;
 * a node carries more than the mean and one heaviest shard;
@@ -243,9 +242,9 @@ class _Moves:
 
     def _leave(self, lease: ShardLease, owner: NodeName | None) -> None:
         if owner is None:
-            reason = "every live node has its maximum number of shards"
+            reason = CAPPED
         elif owner in self.counts:
-            reason = f"{owner} has more than its maximum, but no other node has room"
+            reason = f"{owner} has more shards than the node cap, but no other node has room"
         else:
             reason = f"{owner} takes no runs, but no other node has room"
         self.unassigned.append(plans.Unassigned(lease.shard, reason))
@@ -276,13 +275,16 @@ def _proof(
                 f"{counts[node] - moves.counts[node]} must move"
             )
     if holdings.free:
-        lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
+        lines.append(f"{_counted(len(holdings.free), 'unassigned shard')} must be claimed")
     if holdings.outgoing:
-        count = len(holdings.outgoing)
-        lines.append(f"{count} are held by nodes that take no runs: each must move")
+        lines.append(
+            f"{_counted(len(holdings.outgoing), 'shard')} of nodes that take no runs must move"
+        )
     if holdings.returning:
-        lines.append(f"{len(holdings.returning)} are in transfer to nodes that take no runs")
-    lines.append("the larger shares go to nodes with the most shards, so that the fewest move")
+        lines.append(
+            f"{_counted(len(holdings.returning), 'transfer')} to nodes that take no runs must end"
+        )
+    lines.append("larger shares go to nodes with more shards, so that the fewest shards move")
     return tuple(lines)
 
 
@@ -476,7 +478,7 @@ def plan_weighted(
     for lease, owner in _owned(holdings):
         target = levelling.targets[lease.shard]
         if target is None:
-            reason = "every live node has its maximum number of shards"
+            reason = CAPPED
             unassigned.append(plans.Unassigned(lease.shard, reason))
         elif target != owner:
             moves += 1
@@ -537,18 +539,16 @@ def _action(
 def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
+    lines = [f"moves of shards that are unassigned or on nodes that take no runs: {needed}"]
     if moves > needed:
         highest = max(before.values())
         after = max(share.load for share in levelling.shares.values())
         lines.append(
-            f"{moves - needed} more reduce the loads: the highest was {highest:g} records/s before "
-            f"the free shards were shared, and then is {after:g}"
+            f"further moves that level the loads: {moves - needed}; the highest load changes from "
+            f"{highest:g} to {after:g} records/s, with the shards that were unassigned"
         )
     else:
-        lines.append(
-            f"further moves would level the loads by less than {RELIEF_MIN:.0%}: nothing else moves"
-        )
+        lines.append(f"further moves would level the loads by less than {RELIEF_MIN:.0%}")
     return tuple(lines)
 
 

@@ -181,7 +181,7 @@ def test_no_file_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
         (("--source", "kafka"), "The option 'bootstrap_servers' of the source 'kafka' is missing."),
         (("--source", "kafkaa"), "There is no source 'kafkaa'"),
         (("--option", "root"), "The option 'root' has no value: use NAME=VALUE."),
-        (("--option", "roof=1"), "'roof' is no option of the source 'local_log'"),
+        (("--option", "roof=1"), "'roof' is not an option of the source 'local_log'"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(
