@@ -109,7 +109,7 @@ class Scene:
     def new_definition(self) -> None:
         """A sensor of another definition sees the run."""
         following = FollowingRuns("after", 3_600.0, 8, time.monotonic, lambda: "offer")
-        following.see(ActiveRuns(self.instance).of(self.stream), {})
+        following.update(ActiveRuns(self.instance).of(self.stream), {})
         assert len(following.stop(self.instance)) == 1
         (run,) = self.instance.get_runs()
         assert STOP_TAG in run.tags
