@@ -95,13 +95,6 @@ def wait_until_drained(
 ) -> Draining:
     """Wait until a paused group is drained or resumed, or `timeout_s` has passed.
 
-    Args:
-        poll: reads the group's state by `Groups.draining`.
-        timeout_s: the longest time to wait, in seconds.
-        clock: monotonic seconds.
-        sleep: waits, in seconds.
-        report: called with each new state.
-
     Raises:
         UnknownGroup: there is no such group.
         StoreUnavailable: the store does not answer.

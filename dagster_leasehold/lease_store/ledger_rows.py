@@ -30,7 +30,6 @@ class DataFile:
 
     Attributes:
         path: relative to the stream's output folder.
-        bytes: its size.
         batches: the number of consecutive batches in it, beginning with the batch that lists it;
             the others list no file of this kind. A folded row counts as all of its batches.
         first_event_time: the smallest `event_time` after the transform, or None if unknown.

@@ -72,7 +72,6 @@ class Member:
     Args:
         settings: the row to register: name, incarnation, address, assignment settings, readiness.
         timing: T and the heartbeat interval, until the group's own are read.
-        clock: monotonic seconds.
         observer: the name of this process in the journal; by default the node.
         count: called with the operation of each statement.
 

@@ -41,7 +41,6 @@ class NodePlanner:
 
     Args:
         node: a member whose heartbeats another object sends.
-        observer: the name of this process in the journal.
         rebalancer: the class that carries out plans.
     """
 

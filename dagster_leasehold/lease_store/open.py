@@ -53,7 +53,6 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
     """Return the transactions of the store at a URL; they connect on first use.
 
     Args:
-        url: as for `open_store`.
         statement_s: the limit of a statement in seconds; by default a limit that is safe for
             leases.
 

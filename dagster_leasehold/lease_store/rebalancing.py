@@ -138,7 +138,6 @@ class PlanSteps:
     outcome of a move is unknown.
 
     Attributes:
-        observer: the name of this process in the journal.
         steps: the failed steps, and when each is retried.
         notes: the notes of the current tick.
         stale_shards: collects the shards whose rows had changed before their move.
@@ -333,8 +332,6 @@ class Rebalancer:
     Args:
         serves: the nodes whose moves this process carries out.
         timing: the heartbeat interval of the served nodes; the timeout T is the group's own.
-        clock: monotonic seconds.
-        observer: the name of this process in the journal.
         incarnation_of: creates an incarnation for a node without a remembered one.
         members: the served nodes' `Member` objects, if the caller has created them already.
         beats: True if this process beats for the served nodes; False if agents do.

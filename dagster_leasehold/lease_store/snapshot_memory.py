@@ -58,7 +58,6 @@ class SnapshotMemory:
     nodes differ from the snapshot; and, in a large group, from time to time.
 
     Attributes:
-        clock: monotonic seconds.
         count: called with the operation of each statement.
         rereads_above: the number of shards above which a group is read as a whole from time to
             time; None never does.

@@ -549,7 +549,6 @@ class _Attempts(Generic[Outcome]):
         mark: checks if an attempt took effect.
         started_s: the start of the first attempt.
         unsettled: outcome and id of an attempt whose COMMIT had no reply.
-        losses: the number of lost connections.
     """
 
     kind: str
@@ -567,10 +566,8 @@ class Transactions:
     Args:
         engine: see `open_engine`.
         place: the name of the database in messages, without secrets.
-        sleep: waits between attempts, in seconds.
         clock: monotonic seconds; limits the time of all attempts.
         jitter: returns a number in [0, 1), to spread the attempts of colliding processes.
-        new_id: returns a new id for each attempt.
         long_running: opens an engine whose statements can take minutes, for work on whole tables;
             None if `engine` can be used for that.
     """

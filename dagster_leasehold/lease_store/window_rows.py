@@ -18,9 +18,7 @@ class EventWindow:
         asset: the downstream asset's name.
         version: +1 at every write of the row, which names the version before it.
         generation: the number of times that the output was computed.
-        run: the run that computed the output.
         files: the output's files, relative to the stream's output folder.
-        records: the number of records in these files.
         covered: by shard, the number before which all batches are in the output or were searched
             for late records; 0 for a missing shard.
         late: records of the window that were committed after it was first computed.

@@ -38,7 +38,6 @@ def ask(
         attempts: the most requests.
         first_pause_s: the longest first pause; the limit doubles with each pause.
         pause_max_s: the longest pause, unless the service requires a longer one.
-        sleep: waits.
 
     Raises:
         SourceThrottled, SourceUnavailable: the error of the last attempt.

@@ -88,14 +88,12 @@ class ProcessorWorker:
 
     Args:
         member: this worker's member of the group; not registered yet.
-        feed: reads the log.
         processor: creates a processor for each shard that is opened.
         records_max: the most records of one `process` call.
         idle_s: how long `run` sleeps after no shard had records, in seconds.
         stall_limit_s: the longest time that one call of a processor or of the feed can take, in
             seconds. After that the worker leaves the group, so that other nodes continue with its
             shards, and no result of the call is saved.
-        clock: monotonic seconds.
 
     Raises:
         InvalidSetting: the stall limit is not positive.
@@ -237,7 +235,6 @@ class ProcessorWorker:
     # -- one shard ----------------------------------------------------------------------------
 
     def _advance(self, shard: ShardId, work: _Work) -> bool:
-        """Take the next step of one shard; return True if it had work."""
         state = work.consumer.state
         if state is ConsumerState.STOPPING:
             return self._shut_down(shard, work)

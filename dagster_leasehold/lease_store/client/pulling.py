@@ -136,8 +136,6 @@ class PullLoop:
 
     Args:
         member: the node's member of the group.
-        feed: reads the log.
-        clock: monotonic seconds.
         protect_s: the time that a batch waits for its confirmation, in seconds.
         settles: True to release a shard that is leaving or over once it has no outstanding batch;
             False if the caller calls `settle`.
@@ -488,10 +486,8 @@ class PullClient(PullLoop):
     """Consumes shards of a group when its caller polls.
 
     Args:
-        feed: reads the log.
         name: the node's name in the group.
         incarnation: unique to this process, such as a random id.
-        clock: monotonic seconds.
         protect_s: the time that a polled batch waits for its confirmation, in seconds.
         flush_s: the longest time that a confirmed checkpoint stays in memory, in seconds.
         background: True to send heartbeats on a thread; False if the caller calls `beat`.
@@ -676,11 +672,6 @@ class PullClient(PullLoop):
         Each change of a request writes to the store and its journal. So a shard that was occupied
         at the last heartbeat is refused without a request. After a refused request, the pause
         before the next one doubles up to a minute.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-            ShardOccupied: the shard is not available now.
-            StoreError: the store does not answer.
         """
         until, writes = self._refused.get(shard, (0.0, 0))
         early = shard in self._refused and self._clock() < until

@@ -580,7 +580,6 @@ class RowsInMemory:
 
 
 def _place(value: Any) -> Any:
-    """Return the key of a row in its table."""
     if isinstance(value, Batch | JournalEntry):
         return value.shard, value.sequence
     names = KEYS[type(value)]

@@ -138,7 +138,6 @@ def _reached(rows: Rows, shard: ShardId, numbers: range) -> Callable[[int], Iter
 
 
 def _ledger(rows: Rows, shard: ShardId) -> Ledger:
-    """Return a reader of the committed batches of a locked shard."""
 
     def read(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
         own = given(shard=shard, sequence=numbers, state=BatchState.COMMITTED)

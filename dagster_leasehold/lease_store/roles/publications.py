@@ -435,7 +435,6 @@ def _pending(rows: Rows, **own: Any) -> dict[int, ShardId]:
 
 
 def _added(rows: Rows, ahead: ShardAhead) -> ShardLease:
-    """Add a shard that the group lacks."""
     if rows.group().ordered:
         raise UnknownShard(
             f"The table has records of shard {shown(ahead.shard)}, which group {rows.key} does "

@@ -218,7 +218,6 @@ class Retention(Operations):
 
 
 def _unproven_epoch(rows: Rows, summary: ShardSummary) -> int | None:
-    """Return the epoch of a shard's oldest unproven committed batch, or None."""
     if summary.shard is None:
         return None
     numbers = range(summary.proven_until, NUMBERS_END)

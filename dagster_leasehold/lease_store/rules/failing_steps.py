@@ -139,7 +139,6 @@ class FailingSteps:
 
         Args:
             step: its name for people, the same in every round: `shard 7`.
-            action: the step.
             otherwise: the answer without a successful step.
             at_once: True to retry in every round, for example a node's heartbeat.
             raises: errors that end the round.

@@ -67,12 +67,7 @@ class JournalProof:
     """Each tenure is closed before the next, which has a higher epoch.
 
     Attributes:
-        opened: the number of openings.
-        epoch: the highest epoch.
-        current: the open tenure, if any.
-        newest: the newest tenure.
         tenures: the owners of all tenures, by epoch and run.
-        forces: the forced checkpoints.
     """
 
     def __init__(self, summary: ShardSummary) -> None:
@@ -131,7 +126,6 @@ class _Life:
     """A shard's last events in the journal so far, as numbers of entries.
 
     Attributes:
-        listed: the first listing.
         over: the end; -1 if there was none.
         reopened: the reopening; -1 if there was none.
         reopened_in_order: True if the group was ordered then.

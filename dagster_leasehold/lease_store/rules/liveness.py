@@ -290,7 +290,6 @@ class PlannerWatch:
     in which the mark cannot be read counts separately, because such a node gets no runs either.
 
     Args:
-        clock: monotonic seconds.
         interval_max_s: the most of the time between two reads that counts, in seconds, because an
             agent that was frozen with its machine could not read new marks.
     """

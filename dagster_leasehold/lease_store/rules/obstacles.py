@@ -68,7 +68,6 @@ def obstacle(
     """Return the obstacle of a shard, or None.
 
     Args:
-        key: the group.
         row: the shard's row.
         nodes: the live nodes of the group, each with True if it takes runs.
         unread: False if the shard was read to its end.

@@ -84,10 +84,8 @@ class ProgressLines:
     """Log lines about long work, one every 30 s; call it with the number done so far.
 
     Attributes:
-        work: its name.
         unit: the unit of the count, as a plural.
         write: writes a line.
-        clock: monotonic seconds.
     """
 
     work: str

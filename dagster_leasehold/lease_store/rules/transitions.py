@@ -62,7 +62,6 @@ def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note
 
 
 def _closing(before: ShardLease, reason: str) -> tuple[Note, ...]:
-    """Return the journal entry that ends the open tenure, if any."""
     if not before.consumer_run:
         return ()
     return (replace(_tenure_note("close", before, reason), from_owner=before.consumer_owner),)

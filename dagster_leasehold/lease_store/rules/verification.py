@@ -38,10 +38,7 @@ class ShardHistory:
 
     Attributes:
         summary: the summary of its deleted rows.
-        lease: its row, if it has one.
-        journal: its entries in order.
         batches: its committed and withdrawn batches in order; read after the journal.
-        gaps: its gaps.
         settled: True if the checkpoint can be compared with the ledger's end.
     """
 

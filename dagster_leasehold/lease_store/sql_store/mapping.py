@@ -87,8 +87,6 @@ class Columns(Generic[Value]):
     """The columns of one kind of value.
 
     Args:
-        kind: the dataclass.
-        table: the table of its rows.
         key: its fields in the row's key, after the group.
         without: its fields without a column; the caller of `read` adds them.
         named: the columns of fields with other names.

@@ -52,7 +52,6 @@ class Record:
 
     Attributes:
         value: its bytes, at most 64 MiB.
-        key: its key, if it has one.
         event_time: its time, with a time zone; None means the time of the append.
         attributes: texts by name.
 
@@ -71,10 +70,7 @@ class Entry(NamedTuple):
     """The footer's description of one message.
 
     Attributes:
-        offset: the offset of its first record.
         position: its first byte in the file.
-        length: its bytes.
-        records: its records.
         payload: the bytes of keys and values before compression.
         time_max: the latest event time in it, in microseconds since 1970.
         time_max_so_far: the latest event time in the shard up to its end.

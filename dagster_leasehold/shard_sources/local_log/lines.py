@@ -68,7 +68,6 @@ def check_readable(files: Iterable[Path]) -> None:
 
 
 def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
-    """Yield the lines of a file in lists of bounded size."""
     tail = b""
     count = 0
     try:

@@ -216,7 +216,6 @@ class LocalLog(LocalLogReader):
         Lines of a file keep their order within each shard.
 
         Args:
-            files: the files.
             progress: called with the number of lines appended so far.
 
         Returns:

@@ -69,8 +69,6 @@ class ShardWriter:
     """The only writer of a shard; a context manager that holds the shard's lock.
 
     Args:
-        root: the log's folder.
-        shard: the shard.
         clock: returns the event time of records without one.
         wait_s: how long to wait for another writer.
 
