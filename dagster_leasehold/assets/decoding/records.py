@@ -66,7 +66,7 @@ class ColumnDecoding:
     prefix: str
     reserved_names: frozenset[str]
     names: list[str] = field(default_factory=list[str])
-    _decoders: dict[SchemaKey | None, Decoder | str] = field(default_factory=dict[Any, Any])
+    _decoders: dict[SchemaKey, Decoder] = field(default_factory=dict[Any, Any])
     _columns: Columns = field(default_factory=list[Any])
 
     def decoded(self, values: pa.ChunkedArray) -> tuple[pa.Table, pa.ChunkedArray]:

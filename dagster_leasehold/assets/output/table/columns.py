@@ -107,9 +107,9 @@ def merged(agreed: Columns, file: Columns) -> Columns:
         columns = _merged_fields("", agreed, file)
     except _DoesNotFit as misfit:
         raise TransformError(
-            f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, but the "
-            f"transform returned {type_text(misfit.now)}: return the type of the table, or give "
-            "the column another name."
+            f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, but "
+            f"{type_text(misfit.now)} in the new records: use the type of the table, or give the "
+            "column another name."
         ) from None
     if columns != agreed:
         _check_names(columns)

@@ -283,6 +283,26 @@ def test_a_schema_of_endless_depth(registry: SchemaRegistryServer, name: Any, ki
         decoded(Decode(name, registry=registry.url), [b"\0\0\0\0\1\0"])
 
 
+def test_nested_fields_follow(registry: SchemaRegistryServer) -> None:
+    def nested(*names: str) -> Any:
+        fields = [{"name": name, "type": "long"} for name in names]
+        part = {"type": "record", "name": "Part", "fields": fields}
+        columns = [
+            {"name": "part", "type": part},
+            {"name": "parts", "type": {"type": "array", "items": "Part"}},
+        ]
+        return {"type": "record", "name": "Whole", "fields": columns}
+
+    one, two = {"a": 1}, {"b": 2, "a": 3}
+    values = avro(registry, nested("a"), {"part": one, "parts": [one]})
+    values += avro(registry, nested("b", "a"), {"part": two, "parts": [two, two]})
+    assert decoded(Decode("avro", registry=registry.url), [*values, values[0]]) == [
+        {"part": one | {"b": None}, "parts": [one | {"b": None}]},
+        {"part": two, "parts": [two, two]},
+        {"part": one | {"b": None}, "parts": [one | {"b": None}]},
+    ]
+
+
 def test_wider_types_follow(registry: SchemaRegistryServer) -> None:
     kinds = [("int", 1), ("long", 2**40)]
     values: list[bytes] = []

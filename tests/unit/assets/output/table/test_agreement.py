@@ -199,8 +199,8 @@ def test_a_type_that_does_not_fit_is_refused_before_the_commit(publishing: Publi
     return_columns(publishing, new=(pa.bool_(), True), n=(pa.string(), "one"))
     reports = world.consume()
     sentence = (
-        "Column 'n' is long in the table, but the transform returned string: return the type of "
-        "the table, or give the column another name."
+        "Column 'n' is long in the table, but string in the new records: use the type of the "
+        "table, or give the column another name."
     )
     assert {(each.stopped, each.error) for each in reports.values()} == {
         (StopReason.FAILED, sentence)
