@@ -53,10 +53,11 @@ def decoding(settings: Decode, transform: ArrowTransform | None = None) -> Arrow
 def _schema(settings: Decode) -> bytes:
     if not settings.schema_file:
         return settings.schema.encode()
+    path = Path(settings.schema_file).absolute()
     try:
-        return Path(settings.schema_file).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InvalidSetting(
-            f"The schema file {settings.schema} cannot be read ({error.strerror}): set "
+            f"The schema file {path} cannot be read ({error.strerror}): set "
             "decode.schema to the path of its file."
         ) from None
