@@ -23,7 +23,10 @@ from tests.mysql import MySQL
 
 _numbers = count(1)
 SERVER_VARIABLE = "LEASEHOLD_TESTS_CONNECT_SERVER"
-SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
+SECRETS_OF_WORKERS = {
+    "TEST_KAFKA_PASSWORD": "hunter2-first",
+    "PYICEBERG_CATALOG__LAKE__TOKEN": "hush-4711",
+}
 
 # The same examples every time, and none fails on a slow machine that several processes share.
 # `--hypothesis-profile=default` tries new ones.

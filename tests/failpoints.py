@@ -58,6 +58,7 @@ class Failpoint(Enum):
     BEFORE_PUBLISH = 44, "a publication is staged, the catalog has not been asked to take it"
     IN_COMMIT_PUBLICATION = 45, "pointer, cursors and changes are sent, not committed"
     AFTER_PUBLISH = 46, "a publication is in the table, nothing is reported"
+    AFTER_TABLE = 47, "the catalog has assigned a location, nothing is written there"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

@@ -14,10 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pyiceberg.catalog
 import pytest
-from pyiceberg.catalog.rest import CreateTableRequest
+from pyiceberg.catalog.rest import DEFAULT_ENDPOINTS, Capability, CreateTableRequest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -28,10 +30,19 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.utils.config import Config
 
+from tests.session_store import Sessions
+
 TOKEN = "hush-4711"
 COMMIT_PARTS = 4
 """The parts of the path of a commit: namespaces, the namespace, tables, the table."""
+
+
+class Refusal(Exception):
+    """A request that the service does not carry out."""
+
+
 STATUSES = {
+    Refusal: 400,
     NoSuchTableError: 404,
     NamespaceAlreadyExistsError: 409,
     TableAlreadyExistsError: 409,
@@ -60,12 +71,66 @@ class Commits:
     requests: list[bytes] = field(default_factory=list[bytes])
 
 
+@dataclass
+class Assigning:
+    """A service that assigns locations and vends credentials.
+
+    Attributes:
+        warehouse: the URI below which each table gets a location of its own.
+        sessions: gives the credentials; None for a service without.
+        signs: True if it offers to sign requests instead.
+        separately: True if it also answers requests for credentials alone.
+        away: True while it answers nothing.
+        loads: how many times a table was loaded.
+        credentials: how many times credentials alone were given.
+        given: what it says of a table in place of its credentials, if given.
+    """
+
+    warehouse: str
+    sessions: Sessions | None = None
+    signs: bool = False
+    separately: bool = True
+    away: bool = False
+    loads: int = 0
+    credentials: int = 0
+    given: Any = None
+
+    def new_location(self, asked: str | None) -> str:
+        if asked is not None:
+            raise Refusal(f"a location is assigned here, and {asked} was asked for")
+        return f"{self.warehouse}/{uuid4()}"
+
+    def config(self) -> dict[str, Any]:
+        answered = [f"{each.http_method.value} {each.path}" for each in DEFAULT_ENDPOINTS]
+        if self.separately:
+            loads = Capability.V1_LOAD_CREDENTIALS
+            answered.append(f"{loads.http_method.value} {loads.path}")
+        return {"defaults": {}, "overrides": {}, "endpoints": answered}
+
+    def vended(self, location: str) -> dict[str, Any]:
+        if self.given is not None:
+            return {"storage-credentials": self.given}
+        own = [{"prefix": location, "config": self.sessions.issue(location)}]
+        return {"storage-credentials": own if not self.signs else []}
+
+    def shown(self, table: Table) -> dict[str, Any]:
+        """The answer about a table, with credentials."""
+        self.loads += 1
+        if self.sessions is None:
+            return shown(table)
+        config = self.sessions.settings()
+        if self.signs:
+            config |= {"s3.remote-signing-enabled": "true", "s3.signer.uri": self.warehouse}
+        return shown(table) | {"config": config} | self.vended(table.metadata.location)
+
+
 @contextmanager
 def rest_catalog(
     folder: Path,
     port: int = 0,
     commits: Commits | None = None,
     properties: Mapping[str, str] | None = None,
+    assigning: Assigning | None = None,
 ) -> Generator[str]:
     """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`.
 
@@ -80,21 +145,22 @@ def rest_catalog(
             pass
 
         def do_GET(self) -> None:
-            self.answer(lambda: get(catalog, self.path.split("/")[2:]))
+            path = urlsplit(self.path).path.split("/")[2:]
+            self.answer(lambda: get(catalog, path, assigning))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             path = self.path.split("/")[2:]
             if commits is None or len(path) != COMMIT_PARTS:
-                self.answer(lambda: post(catalog, path, body))
+                self.answer(lambda: post(catalog, path, body, assigning))
                 return
             commits.requests.append(body)
             if commits.status is None:
-                self.answer(lambda: post(catalog, path, body))
+                self.answer(lambda: post(catalog, path, body, assigning))
                 return
             if commits.takes:
                 with suppress(CommitFailedException):
-                    post(catalog, path, body)
+                    post(catalog, path, body, assigning)
             if commits.status:
                 self.reply(commits.status, error(commits.status, "not now"))
             else:
@@ -104,7 +170,9 @@ def rest_catalog(
             """Do the work and reply; a refusal repeats the token, as careless services do."""
             authorization = self.headers.get("Authorization", "")
             status, reply = 200, {}
-            if authorization != f"Bearer {TOKEN}":
+            if assigning is not None and assigning.away:
+                status, reply = 503, error(503, "not now")
+            elif authorization != f"Bearer {TOKEN}":
                 status, reply = 401, error(401, f"nobody is {authorization.split()[-1:]}")
             else:
                 try:
@@ -133,30 +201,38 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "Refused", "code": status}}
 
 
-def get(catalog: SqlCatalog, path: list[str]) -> dict[str, Any]:
+def get(catalog: SqlCatalog, path: list[str], assigning: Assigning | None) -> dict[str, Any]:
     if path == ["config"]:
-        return {"defaults": {}, "overrides": {}}
-    _, namespace, _, name = path
-    return shown(catalog.load_table((namespace, name)))
+        return {"defaults": {}, "overrides": {}} if assigning is None else assigning.config()
+    _, namespace, _, name, *rest = path
+    table = catalog.load_table((namespace, name))
+    if assigning is None:
+        return shown(table)
+    if not rest:
+        return assigning.shown(table)
+    assigning.credentials += 1
+    return assigning.vended(table.metadata.location)
 
 
-def post(catalog: SqlCatalog, path: list[str], body: bytes) -> dict[str, Any]:
+def post(
+    catalog: SqlCatalog, path: list[str], body: bytes, assigning: Assigning | None
+) -> dict[str, Any]:
+    answer = shown if assigning is None else assigning.shown
     if path == ["namespaces"]:
         namespace = json.loads(body)["namespace"]
         catalog.create_namespace(tuple(namespace))
         return {"namespace": namespace, "properties": {}}
     if len(path) == 3:
-        new = CreateTableRequest.model_validate_json(body)
+        new = CreateTableRequest.model_validate({"location": None} | json.loads(body))
+        at = new.location if assigning is None else assigning.new_location(new.location)
         name = (path[1], new.name)
-        table = catalog.create_table(
-            name, new.table_schema, new.location, properties=new.properties
-        )
-        return shown(table)
+        table = catalog.create_table(name, new.table_schema, at, properties=new.properties)
+        return answer(table)
     commit = CommitTableRequest.model_validate_json(body)
     _, namespace, _, name = path
     table = catalog.load_table((namespace, name))
     catalog.commit_table(table, commit.requirements, commit.updates)
-    return shown(catalog.load_table((namespace, name)))
+    return answer(catalog.load_table((namespace, name)))
 
 
 def shown(table: Table) -> dict[str, Any]:

@@ -44,11 +44,15 @@ _DESCRIPTIONS = {
 
 
 def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str, Any]:
-    """Return the name and location of a stream's table, and its columns if it has no transform."""
-    table = stream.iceberg.table_name(deployment.catalog.name, stream.key)
+    """Return the name and location of a stream's table, and its columns if it has no transform.
+
+    A location that the catalog assigns is left out, since this makes no request.
+    """
+    catalog = deployment.catalog
+    uri = "" if catalog.assigns else location_of(deployment.output_folder(stream.key))
     return {
-        "dagster/table_name": str(table),
-        "dagster/uri": location_of(deployment.output_folder(stream.key)),
+        "dagster/table_name": str(stream.iceberg.table_name(catalog.name, stream.key)),
+        **({"dagster/uri": uri} if uri else {}),
         **(column_schema(RAW_COLUMNS) if stream.keeps_records else {}),
     }
 

@@ -78,10 +78,12 @@ class CatalogSettings:
         name: the name of the catalog in PyIceberg's configuration.
         properties: PyIceberg's properties without secrets; empty if the lease database is the
             catalog.
+        assigns: True if the catalog assigns the location of each table, where its output is.
     """
 
     name: str = CATALOG_DEFAULT
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    assigns: bool = False
 
 
 THE_LEASE_DATABASE = CatalogSettings()

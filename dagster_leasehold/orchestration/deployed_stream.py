@@ -123,7 +123,7 @@ class DeployedStream(ShardStream):
     def _output(self) -> Generator[CommittedOutput]:
         store = open_store(self.settings.store_url)
         try:
-            folder = self.settings.output_folder(self.key.stream, self.key.group)
+            folder = self.settings.output_folder(self.key.stream, self.key.group, lambda: store)
             catalog = self.settings.catalog_settings
             yield CommittedOutput(store, self.key, folder, self.iceberg, catalog)
         finally:

@@ -32,7 +32,7 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
     Attributes:
         database_url: SQLAlchemy URL of the lease store. If it has a password, use
             `dg.EnvVar("NAME")`.
-        output: the folder or URI of all committed output.
+        output: the folder or URI of all committed output; `catalog` if the catalog assigns it.
         home: the folder of logs, lease store and output, except those that other fields place
             elsewhere.
         spark: `connect`, the address of a Spark server or master, or Spark's settings as JSON.
@@ -126,7 +126,7 @@ def deployment_of(settings: Settings) -> Deployment:
         store=store,
         nodes=settings.node_names,
         timing=settings.timing,
-        output_folder=lambda key: settings.output_folder(key.stream, key.group),
+        output_folder=lambda key: settings.output_folder(key.stream, key.group, store),
         upkeep_file=lambda key: settings.upkeep_file(key.stream, key.group),
         agents=settings.agents,
         catalog=settings.catalog_settings,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import pydantic
@@ -33,7 +33,7 @@ from dagster_leasehold.lease_store.errors import (
     without_secrets,
 )
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
-from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
+from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, NodeName, StreamName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
 from dagster_leasehold.orchestration.project_module import (
     DEFINITIONS_MODULE,
@@ -42,7 +42,12 @@ from dagster_leasehold.orchestration.project_module import (
     toml_values,
 )
 
+if TYPE_CHECKING:
+    from dagster_leasehold.lease_store.roles.publications import Publications
+
 HOME_DEFAULT = Path(".leasehold")
+ASSIGNED = "catalog"
+"""The value of `output` with which the catalog assigns the location of each table."""
 LOCATION = "leasehold"
 """The name of our code location; Dagster stores the states of sensors under it."""
 PREFIX = "LEASEHOLD_"
@@ -56,7 +61,7 @@ class Settings(pydantic.BaseModel):
     Attributes:
         home: the folder of logs, lease store, output, and Dagster's and Spark's state.
         output: the folder of committed output, relative to the home, or its URI; by default
-            `output` in the home.
+            `output` in the home. With `catalog`, the catalog assigns a location to each table.
         database_url: SQLAlchemy URL of the lease store; None means SQLite in the home.
         nodes: the names of the nodes, if they have no agents.
         agents: True if nodes have agents, which are processes `leasehold node`.
@@ -156,7 +161,8 @@ class Settings(pydantic.BaseModel):
     @property
     def catalog_settings(self) -> CatalogSettings:
         """The catalog of the published tables."""
-        return CatalogSettings(self.catalog, self.catalog_properties)
+        assigns = self.output == ASSIGNED
+        return CatalogSettings(self.catalog, self.catalog_properties, assigns)
 
     @property
     def store_url(self) -> pydantic.SecretStr:
@@ -188,19 +194,39 @@ class Settings(pydantic.BaseModel):
 
     @property
     def output_root(self) -> OutputPlace:
-        """The location of all committed output.
+        """The location of all committed output, if the catalog assigns none.
 
         Raises:
-            InvalidSetting: its address is not supported.
+            InvalidSetting: its address is not supported, or no catalog can assign one.
         """
+        if self.output == ASSIGNED and not self.catalog_properties:
+            raise InvalidSetting(
+                "The lease database cannot assign locations: name another catalog in catalog and "
+                f"catalog_properties, or write ./{ASSIGNED} for a folder of that name."
+            )
         if self.output and re.match(r"[A-Za-z0-9]+:", self.output):
             return output_place(self.output)
         # Absolute, since the deployment's processes start in different folders.
         return output_place(self.home.absolute() / (self.output or "output"))
 
-    def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
-        """Return the location of a group's committed output."""
-        return self.output_root / stream / group
+    def output_folder(
+        self, stream: StreamName, group: str, store: Callable[[], Publications] | None = None
+    ) -> OutputPlace:
+        """Return the location of a group's committed output.
+
+        Args:
+            store: returns the lease store, which has the name of the table if the catalog assigns
+                the location.
+
+        Raises:
+            TableUnavailable: the catalog assigns the location, and cannot be reached.
+        """
+        if store is None or self.output != ASSIGNED:
+            return self.output_root / stream / group
+        from dagster_leasehold.assets.output.table.assigned_location import assigned_place
+
+        key = GroupKey(GroupName(group), stream)
+        return assigned_place(store(), key, self.catalog_settings)
 
     @property
     def expected_nodes(self) -> tuple[NodeName, ...] | None:

@@ -21,6 +21,7 @@ from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
 from dagster_leasehold.assets.output.table.publish_rounds import PublishingRun, PublishRounds
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -87,6 +88,8 @@ def consume_shards(
         _member(store, pulse.group, Node(node, 0, incarnation)) as heartbeat,
         PublishingRun(rounds) as publishing,
     ):
+        if deployment.catalog.assigns:
+            create_assigned_table(store, stream.key, stream.iceberg, deployment.catalog)
         folder = owned(store, deployment.output_folder(stream.key))
         sweeper, separate_jobs = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
         consumer = Consumer(

@@ -4,7 +4,8 @@ An object appears, complete and durable, when its writer closes it. There are no
 to sync. The age of an object cannot be changed: a separate object lists the files that are being
 replaced, and vacuum uses its age as theirs.
 
-Credentials come from the environment or the platform, as for the store's own tools.
+Credentials come from the environment or the platform, as for the store's own tools, or from the
+catalog of the table that is here.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import posixpath
 import uuid
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
@@ -31,6 +29,7 @@ from dagster_leasehold.assets.places.place import (
     NewFile,
     OutputPlace,
 )
+from dagster_leasehold.assets.places.store_clients import own_client
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -68,6 +67,14 @@ class StoreFile(NewFile):
             self._place.remove(missing_ok=True)
 
 
+class StoreAccess(Protocol):
+    """Access to a store with credentials that only the memory of each process has."""
+
+    def client(self) -> FileSystem:
+        """Return Arrow's client, whose credentials stay valid for a while; raises OSError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StorePlace(OutputPlace):
     """A prefix or an object.
@@ -76,6 +83,7 @@ class StorePlace(OutputPlace):
         scheme: `s3`, `gs`, `abfss` or `hdfs`.
         root: the bucket, Azure's `container@account…`, or Hadoop's name node.
         path: the key, without a slash at either end.
+        access: gets credentials from a catalog; None for those of the platform.
     """
 
     is_local = False
@@ -85,6 +93,7 @@ class StorePlace(OutputPlace):
     scheme: str
     root: str
     path: str = ""
+    access: StoreAccess | None = None
 
     @override
     def __truediv__(self, relative: str) -> StorePlace:
@@ -176,7 +185,8 @@ class StorePlace(OutputPlace):
 
     @override
     def arrow(self) -> tuple[FileSystem, str]:
-        system = _file_system(self.scheme, self.root)
+        access = self.access
+        system = access.client() if access else own_client(self.scheme, self.root)
         if self.scheme == "hdfs":
             return system, f"/{self.path}"
         return system, f"{self.root.partition('@')[0]}/{self.path}".rstrip("/")
@@ -294,36 +304,3 @@ class StorePlace(OutputPlace):
 def _infos(system: FileSystem, selector: Any) -> list[FileInfo]:
     infos: Any = system.get_file_info(selector)
     return infos
-
-
-@lru_cache
-def _file_system(scheme: str, root: str) -> FileSystem:
-    """Return the client of a store, one for each process."""
-    from pyarrow import fs
-
-    match scheme:
-        case "s3":
-            return _s3(root)
-        case "gs":
-            return fs.GcsFileSystem()
-        case "abfss":
-            return fs.AzureFileSystem(root.partition("@")[2].partition(".")[0])
-        case _:
-            host, _, port = root.partition(":")
-            return fs.HadoopFileSystem(host or "default", int(port or 0))
-
-
-def _s3(bucket: str) -> FileSystem:
-    from pyarrow import fs
-
-    own = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if not region and not own.netloc:
-        region = fs.resolve_s3_region(bucket)
-    return fs.S3FileSystem(
-        region=region or "us-east-1",
-        scheme=own.scheme or "https",
-        endpoint_override=own.netloc or None,
-        # Small objects go up in one request instead of three.
-        allow_delayed_open=True,
-    )

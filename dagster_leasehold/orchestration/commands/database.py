@@ -193,7 +193,7 @@ def take_over(
     from dagster_leasehold.assets.output.folder_owner import take_over as take_folder_over
 
     target, key = Target.of_group(home, module, stream, group)
-    folder = target.settings.output_folder(key.stream, key.group)
+    folder = target.output(key)
     before, after = take_folder_over(target.store, folder)
     former = ", and no longer to another store" if before and before != after else ""
     presentation.show_result(

@@ -74,7 +74,8 @@ def check_all(target: Target, *, started: bool = False) -> list[Finding]:
         "nodes": lambda: nodes(target),
     }
     for part, check in checks.items():
-        possible = usable or part not in OF_THE_STORE
+        assigned = part == "output" and target.settings.catalog_settings.assigns
+        possible = usable or not (assigned or part in OF_THE_STORE)
         findings += findings_of(part, check) if possible else [skipped_check(part)]
     return findings
 
@@ -143,28 +144,33 @@ def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
 
 
 def output(target: Target) -> Iterator[Finding]:
-    """Yield whether the output location can write, sync, read and remove a small file."""
+    """Yield whether the output locations can write, sync, read and remove a small file."""
     settings = target.settings
-    root, content = settings.output_root, uuid.uuid4().bytes
-    if root.is_local:
-        preflight.require_room(settings.home)
+    if not settings.catalog_settings.assigns:
+        yield _stored_file(settings.output_root, settings.home)
+        return
+    for group in target.store.groups():
+        if target.store.publication(group.key):
+            yield _stored_file(target.output(group.key), settings.home)
+
+
+def _stored_file(place: OutputPlace, home: Path) -> Finding:
+    if place.is_local:
+        preflight.require_room(home)
     began_s = time.monotonic()
     try:
-        same = _stores_file(root, content)
+        same = _stores_file(place, uuid.uuid4().bytes)
     except OSError as error:
         text = (
-            f"{root} cannot store, return and delete a file ({sentence_of(error)}): fix it, or use "
+            f"{place} cannot store, return and delete a file ({sentence_of(error)}): fix it, or use "
             "another location."
         )
-        yield Finding("output", Health.FAILED, text)
-        return
+        return Finding("output", Health.FAILED, text)
     took_ms = (time.monotonic() - began_s) * 1000
     if not same:
-        text = f"{root} returns other bytes than were written: use another location."
-        yield Finding("output", Health.FAILED, text)
-        return
-    text = f"{root} stores and returns a file in {took_ms:.0f} ms."
-    yield Finding("output", Health.OK, text)
+        text = f"{place} returns other bytes than were written: use another location."
+        return Finding("output", Health.FAILED, text)
+    return Finding("output", Health.OK, f"{place} stores and returns a file in {took_ms:.0f} ms.")
 
 
 def _stores_file(root: OutputPlace, content: bytes) -> bool:
@@ -190,7 +196,11 @@ def catalog(target: Target) -> Iterator[Finding]:
 
     settings, tables, unpublished = target.settings, list[str](), list[str]()
     for group in target.store.groups():
-        place = settings.output_folder(group.key.stream, group.key.group)
+        row = target.store.publication(group.key)
+        if row is None or row.table is None:
+            unpublished.append(str(group.key))
+            continue
+        place = target.output(group.key)
         table = find_table(target.store, group.key, settings.catalog_settings, place)
         (tables if table else unpublished).append(str(group.key))
     text = f"{presentation.counted(len(tables), 'table')} in the catalog {settings.catalog}"

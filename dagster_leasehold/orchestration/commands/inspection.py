@@ -163,7 +163,7 @@ def verify(
     with progress("reading journal and ledger", "ledger rows") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)
-    place = target.settings.output_folder(key.stream, key.group)
+    place = target.output(key)
     comparison = comparison_of(target.store, key, target.settings.catalog_settings, place)
     table = comparison.compare() if comparison else None
     presence = _presence(target, key) if files else None
@@ -194,7 +194,7 @@ def verify(
 def _presence(target: Target, key: GroupKey) -> FilePresence:
     from dagster_leasehold.assets.output.present_files import look_for_files
 
-    folder = target.settings.output_folder(key.stream, key.group)
+    folder = target.output(key)
     with progress("checking committed files", "ledger rows") as report:
         return look_for_files(target.store, key, folder, report)
 

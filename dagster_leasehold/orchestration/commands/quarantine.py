@@ -55,7 +55,7 @@ def list_(
 
     target, key = Target.of_group(home, module, stream, group)
     shard_id = target.named_shard(key, shard)
-    folder = target.settings.output_folder(key.stream, key.group)
+    folder = target.output(key)
     quarantined = quarantined_records(target.store, key, folder, shard_id, since=_time(since))
     records = list(islice(quarantined, limit))
     count = quarantined_count(target.store, key, shard_id)

@@ -64,7 +64,7 @@ def cat(
     output = CommittedOutput(
         target.store,
         key,
-        target.settings.output_folder(key.stream, key.group),
+        target.output(key),
         target.declared(key.stream).iceberg,
         target.settings.catalog_settings,
     )

@@ -73,7 +73,7 @@ def move(
 
     target = Target.at(home, module)
     key = target.with_group(stream, group).key
-    place = target.settings.output_folder(key.stream, key.group)
+    place = target.output(key)
     try:
         published = find_table(target.store, key, target.settings.catalog_settings, place)
     except TableElsewhere as error:
@@ -99,17 +99,20 @@ def move(
 
 
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
+    from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
     from dagster_leasehold.assets.output.table.group_table import build_publisher
 
     declared = target.with_group(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
     name = declared.iceberg.table_name(catalog.name, key)
+    if catalog.assigns:
+        create_assigned_table(target.store, key, declared.iceberg, catalog)
     publisher = build_publisher(
         store=target.store,
         key=key,
         settings=declared.iceberg,
         catalog=catalog,
-        place=target.settings.output_folder(key.stream, key.group),
+        place=target.output(key),
     )
     lock = _wait_for_lock(target, name, publisher)
     try:

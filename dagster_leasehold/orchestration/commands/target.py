@@ -146,7 +146,15 @@ class Target:
         """Return a group's output folder for writing; this store owns a new folder."""
         from dagster_leasehold.assets.output.folder_owner import owned
 
-        return owned(self.store, self.settings.output_folder(key.stream, key.group))
+        return owned(self.store, self.output(key))
+
+    def output(self, key: GroupKey) -> OutputPlace:
+        """Return the place of a group's output.
+
+        Raises:
+            TableUnavailable: the catalog assigns it, and cannot be reached.
+        """
+        return self.settings.output_folder(key.stream, key.group, lambda: self.store)
 
     def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
         """Return the lease rows of the given shards; without any, of all shards by rank.

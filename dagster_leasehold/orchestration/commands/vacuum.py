@@ -66,7 +66,7 @@ def vacuum(
             "need time to read them."
         )
     target, key = Target.of_group(home, module, stream, group)
-    folder = target.settings.output_folder(key.stream, key.group)
+    folder = target.output(key)
     days = target.declared(stream).retention.output_days if expire_days is None else expire_days
     expiry = _expire(target, key, output_age(days), dry_run=dry_run)
     with progress("finding unneeded files"):

@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import override
 
+from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
+from dagster_leasehold.lease_store.errors import one_line, without_secrets
+
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from requests import Session
@@ -91,6 +94,20 @@ def answered(
                 _unanswered[catalog].append((now_s, answer))
             raise TimeoutError(f"no answer within {ANSWER_S:g} s") from None
         raise
+
+
+def reason(error: Exception, name: str) -> str:
+    """Return a catalog's error as text without secrets, which a service's reply can contain."""
+    from pydantic import ValidationError
+    from pyiceberg.utils.config import Config
+
+    # Pydantic repeats the parts of a reply that it refuses, which can be credentials.
+    text = "its reply is not valid" if isinstance(error, ValidationError) else str(error)
+    for each, value in (Config().get_catalog_config(name) or {}).items():
+        # A credential is an id and a secret, separated by a colon.
+        if SECRET_PROPERTY.search(each) and (secret := str(value).rpartition(":")[2]):
+            text = text.replace(secret, "***")
+    return f"{type(error).__name__}: {without_secrets(one_line(text))}"
 
 
 def _open(name: str, properties: Mapping[str, str]) -> Catalog:

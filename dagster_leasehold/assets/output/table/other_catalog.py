@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
-from dagster_leasehold.assets.output.table.catalog_clients import open_client
+from dagster_leasehold.assets.output.table.catalog_clients import open_client, reason
 from dagster_leasehold.assets.output.table.catalogs import (
     LeaseDatabaseCatalog,
     OpenTable,
@@ -33,10 +33,9 @@ from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.shard_states import states_location
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, model_of
-from dagster_leasehold.assets.table_settings import SECRET_PROPERTY, CatalogSettings
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import one_line, without_secrets
-from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
+from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PublishLock,
@@ -70,7 +69,18 @@ class OtherCatalog(TableCatalog):
         return None  # the catalog has no newer state than its own
 
     @override
-    def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
+    def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable:
+        return self.create_without_lock(metadata)
+
+    def create_without_lock(self, metadata: TableMetadata) -> OpenTable:
+        """Return the table; if it does not exist, create it without a snapshot first.
+
+        Only one of several requests at once creates it. If the metadata have no location, the
+        catalog assigns one.
+
+        Raises:
+            TableUnavailable: the catalog does not take the request.
+        """
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         name = self.name
@@ -79,13 +89,13 @@ class OtherCatalog(TableCatalog):
             self.catalog.create_table(
                 (*_namespace(name), name.name),
                 metadata.schema(),
-                metadata.location,
+                metadata.location or None,
                 properties=dict(metadata.properties),
             )
         except TableAlreadyExistsError:
             pass
         except Exception as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(error, "It is sent again later.") from error
         table = self.find()
         if table is None:
             raise TableUnavailable(
@@ -159,7 +169,7 @@ class OtherCatalog(TableCatalog):
             if current is None or not _has(current.metadata, publication):
                 raise PublicationRefused(
                     f"Catalog {name.catalog} refused a publication "
-                    f"({_reason(error, self.catalog.name)}). Another program may have committed "
+                    f"({reason(error, self.catalog.name)}). Another program may have committed "
                     "first. The waiting batches are published later."
                 ) from error
         except TableUnavailable:
@@ -204,11 +214,12 @@ class OtherCatalog(TableCatalog):
         except Exception as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: Exception) -> TableUnavailable:
+    def _unavailable(
+        self, error: Exception, then: str = "It is sent again later. Output is still committed."
+    ) -> TableUnavailable:
+        name = self.catalog.name
         return TableUnavailable(
-            f"Catalog {self.catalog.name} did not accept the request "
-            f"({_reason(error, self.catalog.name)}). It is sent again later. Output is still "
-            "committed."
+            f"Catalog {name} did not accept the request ({reason(error, name)}). {then}"
         )
 
 
@@ -225,12 +236,24 @@ def open_catalog(
     """
     if not settings.properties or name is None:
         return LeaseDatabaseCatalog(store, io, new_name, name)
+    return open_other_catalog(settings, name, store, io)
+
+
+def open_other_catalog(
+    settings: CatalogSettings, name: TableName, store: Publications, io: PlaceIO
+) -> OtherCatalog:
+    """Return a catalog that commits by itself.
+
+    Raises:
+        TableUnavailable: PyIceberg cannot open it.
+    """
     try:
         client = open_client(settings.name, settings.properties)
     except Exception as error:
+        then = "" if settings.assigns else " Output is still committed."
         raise TableUnavailable(
-            f"Catalog {settings.name} cannot be opened ({_reason(error, settings.name)}): check "
-            "that it runs, catalog_properties and its secrets. Output is still committed."
+            f"Catalog {settings.name} cannot be opened ({reason(error, settings.name)}): check "
+            f"that it runs, catalog_properties and its secrets.{then}"
         ) from error
     return OtherCatalog(store, client, io, name)
 
@@ -278,18 +301,6 @@ def _can_arrive(request: CommitTableRequest, metadata: TableMetadata) -> bool:
 def _has(metadata: TableMetadata, publication: PlannedPublication) -> bool:
     mark = mark_of(metadata)
     return mark is not None and mark.publication == publication.id
-
-
-def _reason(error: Exception, name: str) -> str:
-    """Return a catalog's error as text without secrets, which a service's reply can contain."""
-    from pyiceberg.utils.config import Config
-
-    text = str(error)
-    for each, value in (Config().get_catalog_config(name) or {}).items():
-        # A credential is an id and a secret, separated by a colon.
-        if SECRET_PROPERTY.search(each) and (secret := str(value).rpartition(":")[2]):
-            text = text.replace(secret, "***")
-    return f"{type(error).__name__}: {without_secrets(one_line(text))}"
 
 
 def _namespace(name: TableName) -> tuple[str, ...]:

@@ -81,6 +81,14 @@ class _FilesMissing(Exception):
         self.paths = paths
 
 
+def first_metadata(
+    key: GroupKey, settings: TableSettings, location: str, columns: Columns, new_id: UUID
+) -> TableMetadata:
+    """Return the metadata of a group's new table."""
+    properties = NEW_TABLE_PROPERTIES | dict(settings.properties) | {GROUP_KEY: str(key)}
+    return new_metadata(location, columns, properties, new_id)
+
+
 @dataclass(eq=False, repr=False)
 class Publisher:
     """Publishes the output of one group.
@@ -264,9 +272,8 @@ class Publisher:
         return LOST if isinstance(outcome, LockOver) else STALE
 
     def _new_table(self) -> TableMetadata:
-        own = {GROUP_KEY: str(self.own.key)}
-        properties = NEW_TABLE_PROPERTIES | dict(self.settings.properties) | own
-        return new_metadata(self.own.io.location, self._columns(), properties, self.new_id())
+        location = self.own.io.location
+        return first_metadata(self.key, self.settings, location, self._columns(), self.new_id())
 
     def _columns(self) -> Columns:
         return [dict(column) for column in self._agreement.agree(()).columns]
