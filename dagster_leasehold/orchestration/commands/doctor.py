@@ -162,8 +162,8 @@ def _stored_file(place: OutputPlace, home: Path) -> Finding:
         same = _stores_file(place, uuid.uuid4().bytes)
     except OSError as error:
         text = (
-            f"{place} cannot store, return and delete a file ({sentence_of(error)}): fix it, or use "
-            "another location."
+            f"{place} cannot store, return and delete a file ({sentence_of(error)}): fix it, or "
+            "use another location."
         )
         return Finding("output", Health.FAILED, text)
     took_ms = (time.monotonic() - began_s) * 1000

@@ -1,4 +1,4 @@
-"""What a catalog vends becomes arguments of Arrow's clients, for as long as it is valid."""
+"""Vended credentials become arguments of Arrow's clients, for as long as they are valid."""
 
 from __future__ import annotations
 
