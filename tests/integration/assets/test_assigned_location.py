@@ -321,7 +321,7 @@ def test_credentials_are_shown_nowhere(scene: Scene, caplog: pytest.LogCaptureFi
     ]
     held = table_access._held_by(place.access)  # pyright: ignore[reportAttributeAccessIssue]
     sent += [repr(held).encode(), repr(held.newest()).encode()]
-    said: list[str] = []
+    messages: list[str] = []
     scene.service.given = [{"prefix": 7, "config": scene.sessions.issue("s3://x/y")}]
     for _ in range(2):
         scene.let_expire()
@@ -329,14 +329,17 @@ def test_credentials_are_shown_nowhere(scene: Scene, caplog: pytest.LogCaptureFi
             place.content()
         with pytest.raises(TableUnavailable) as refused:
             scene.begin()
-        said += [f"{error.value!r} {error.getrepr()}" for error in (failed, refused)]
+        messages += [f"{error.value!r} {error.getrepr()}" for error in (failed, refused)]
         scene.service.given = [{"prefix": "s3://", "config": "secret"}]
     files = [
         path.read_bytes()
         for path in scene.folder.rglob("*")
         if path.is_file() and "log" not in path.parts
     ]
-    scene.service.given, shown = None, b"".join((*sent, *files, *(each.encode() for each in said)))
+    scene.service.given, shown = (
+        None,
+        b"".join((*sent, *files, *(each.encode() for each in messages))),
+    )
     shown += caplog.text.encode() + repr(vars(scene.world.store)).encode()
     place = scene.begin()
     shown += b"".join((place / path).content() or b"" for path in place.names("metadata"))

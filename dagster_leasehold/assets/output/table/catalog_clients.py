@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pydantic import ValidationError
 from typing_extensions import override
 
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
@@ -81,6 +82,11 @@ def answered(
     def work() -> None:
         try:
             answer.set_result(request())
+        except ValidationError as error:
+            # It repeats the parts of the reply, which can be credentials.
+            fields = {".".join(map(str, each["loc"])) for each in error.errors()}
+            refused = ", ".join(sorted(fields))
+            answer.set_exception(ValueError(f"its reply is not valid in {refused}"))
         except BaseException as error:
             answer.set_exception(error)
 
@@ -98,11 +104,9 @@ def answered(
 
 def reason(error: Exception, name: str) -> str:
     """Return a catalog's error as text without secrets, which a service's reply can contain."""
-    from pydantic import ValidationError
     from pyiceberg.utils.config import Config
 
-    # Pydantic repeats the parts of a reply that it refuses, which can be credentials.
-    text = "its reply is not valid" if isinstance(error, ValidationError) else str(error)
+    text = str(error)
     for each, value in (Config().get_catalog_config(name) or {}).items():
         # A credential is an id and a secret, separated by a colon.
         if SECRET_PROPERTY.search(each) and (secret := str(value).rpartition(":")[2]):

@@ -86,12 +86,12 @@ def test_credentials_of_each_store(
     arguments: dict[str, Any],
     expires_s: float | None,
 ) -> None:
-    found = vended(properties, scheme, root, NOW_S)
-    assert found is not None
-    assert found.arguments == arguments
-    assert found.expires_s == (NOW_S + UNDATED_S if expires_s is None else expires_s)
-    assert "token" not in repr(found)
-    assert "sv=1" not in repr(found)
+    credentials = vended(properties, scheme, root, NOW_S)
+    assert credentials is not None
+    assert credentials.arguments == arguments
+    assert credentials.expires_s == (NOW_S + UNDATED_S if expires_s is None else expires_s)
+    assert "token" not in repr(credentials)
+    assert "sv=1" not in repr(credentials)
     client = new_client(
         scheme, root, {"region": "us-east-1", **arguments} if scheme == "s3" else arguments
     )
