@@ -88,9 +88,7 @@ def consume_shards(
         _member(store, pulse.group, Node(node, 0, incarnation)) as heartbeat,
         PublishingRun(rounds) as publishing,
     ):
-        if deployment.catalog.assigns:
-            create_assigned_table(store, stream.key, stream.iceberg, deployment.catalog)
-        folder = owned(store, deployment.output_folder(stream.key))
+        folder = _output_folder(store, stream, deployment)
         sweeper, separate_jobs = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
@@ -110,6 +108,13 @@ def consume_shards(
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s
+
+
+def _output_folder(store: LeaseStore, stream: ShardStream, deployment: Deployment) -> OutputPlace:
+    """Return the folder of the group's output, whose location the catalog can assign."""
+    if deployment.catalog.assigns:
+        create_assigned_table(store, stream.key, stream.iceberg, deployment.catalog)
+    return owned(store, deployment.output_folder(stream.key))
 
 
 def _member(store: LeaseStore, group: Group, node: Node) -> Member:
