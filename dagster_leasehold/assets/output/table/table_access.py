@@ -145,15 +145,13 @@ class HeldCredentials:
 
     def _ask(self) -> None:
         """Ask only for credentials, if the catalog can answer that; otherwise load the table."""
-        ask = getattr(self._opened(), "load_credentials", None) if self._vended else None
-        try:
-            credentials = ask(self._name, self._location) if ask else {}
-        except NotImplementedError:
-            credentials = {}
-        if credentials:
-            self._properties = {**self._properties, **credentials}
-            return
-        table = self._opened().load_table(self._name)
+        catalog = self._opened()
+        if self._vended and _answers_separately(catalog):
+            credentials = catalog.load_credentials(self._name, self._location)
+            if credentials:
+                self._properties = {**self._properties, **credentials}
+                return
+        table = catalog.load_table(self._name)
         self._location = table.metadata.location.rstrip("/")
         self._properties = _storage_properties(table)
 
@@ -180,6 +178,13 @@ class HeldCredentials:
             f"{self._access.table.namespace}.{self._access.table.name} ({reason(error, name)}): "
             "check that it runs, and the account's privileges."
         )
+
+
+def _answers_separately(catalog: Any) -> bool:
+    """Return True if a REST catalog answers requests for credentials alone."""
+    from pyiceberg.catalog.rest import Capability
+
+    return Capability.V1_LOAD_CREDENTIALS in getattr(catalog, "_supported_endpoints", ())
 
 
 def _storage_properties(table: Table) -> dict[str, str]:
