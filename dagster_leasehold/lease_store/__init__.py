@@ -77,7 +77,7 @@ that are unique to an attempt, and count only after their commit here.
 
 When something fails
 --------------------
-    what happens                          what follows
+    event                                 outcome
     ------------------------------------  ----------------------------------------------------
     a write loses a race                  `Stale`, `NotHeld`, `NameTaken`...: an outcome
     the tenure is over                    `LeaseLost`: stop, discard the attempt

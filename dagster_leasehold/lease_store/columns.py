@@ -131,7 +131,7 @@ def grammar_checks(table: str, *columns: str) -> list[sa.CheckConstraint]:
     for column in columns:
         name = f"{table}_{column}_grammar"
         glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
-        # MySQL refuses regular expressions on binary strings, hence the conversion.
+        # MySQL refuses regular expressions on binary strings, so the text is converted.
         text = f"CONVERT({column} USING latin1)"
         regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
         checks.append(sa.CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))

@@ -87,7 +87,7 @@ class Group:
     Attributes:
         ordered: True if a child shard waits until all its parents are finished.
         timeout_s: T, the volume lease timeout of its nodes.
-        handoff_limit_s: the longest time of a transfer, whatever a holder announces.
+        handoff_limit_s: the longest time of a transfer; a holder's longer estimate is ignored.
         initial_position: `begin`, `end` or an ISO 8601 time, for shards without a checkpoint.
         node_cap: the most shards that one node can hold, or None.
         weighted: True to balance the sum of the shards' weights instead of their number.

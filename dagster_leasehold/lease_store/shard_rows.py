@@ -28,7 +28,7 @@ class ShardLease:
         gone_parents: the parents that the source has removed for good.
         tries: the number of tenures in a row, including an open one, without a commit since the
             checkpoint. A release for a reason other than its records does not count.
-        suspicion: the findings of failed tries about the records after the checkpoint, or None.
+        suspicion: the findings of failed attempts about the records after the checkpoint, or None.
     """
 
     shard: ShardId

@@ -1,7 +1,7 @@
 """The role for readers: the ledger, the journal and the gaps, in pages by key.
 
-Each page is a short transaction, and its rows are decoded afterwards. So the cost depends on what
-is read, not on the age of the deployment, and consumption is not disturbed.
+Each page is a short transaction, and its rows are decoded afterwards. So the cost depends on the
+rows read, not on the age of the deployment, and consumption is not disturbed.
 
 Pages are read at different times. New batches are only appended, so read `heads` first and stop at
 their numbers. Earlier rows can be swapped, withdrawn or deleted, which increments the shard's

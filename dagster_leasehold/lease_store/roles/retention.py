@@ -327,7 +327,7 @@ def _delete_batches(
     rows.change(LedgerCounters, {"version": Plus(1), "rows": Plus(-removed)}, shard=shard)
 
 
-# -- what all have in common ----------------------------------------------------------------------
+# -- common parts ---------------------------------------------------------------------------------
 
 
 def _first_kept(rows: Rows, rows_of: type, keep: int, **own: Any) -> int | None:

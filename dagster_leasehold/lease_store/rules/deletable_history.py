@@ -338,7 +338,7 @@ def _together(one: BatchStatistics, other: BatchStatistics) -> BatchStatistics:
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
-    # An unknown total counts as 0 beside a known one, so that totals never decrease.
+    # An unknown total is added to a known one as 0, so that totals never decrease.
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 

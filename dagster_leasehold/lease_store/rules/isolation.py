@@ -3,16 +3,16 @@
 An intended range is normally repeated unchanged, so that sinks recognize its batch by its number.
 This module decides when it is halved instead:
 
-1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed try.
+1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed attempt.
 2. A second run repeats the same range under the same number, and fails too.
-3. The third abandons the number, and reads the first half under the next number. It first stores
-   the suspicion in the shard's row, because the try can kill it. If the failed runs were killed,
-   only the fourth does this, because runs are often killed for other reasons.
+3. The third abandons the number, and reads the first half under the next number. Before it reads,
+   it stores the suspicion in the shard's row, because reading can kill it. If the failed runs were
+   killed, only the fourth does this, because runs are often killed for other reasons.
 4. A half that fails is halved again. A half that commits moves the checkpoint, and the other half
-   is halved. So the range shrinks to one record in about log2(n) tries.
-5. A single record that fails as often goes to quarantine, or the shard is held there. A run that
-   commits the record later ends the hold.
-6. Then the rest of the first range is one try, still without other shards in the run.
+   is halved. So the range shrinks to one record in about log2(n) attempts.
+5. After as many failures of a single record, it goes to quarantine, or the shard is held there. A
+   run that commits the record later ends the hold.
+6. Then the rest of the first range is one attempt, still without other shards in the run.
 
 Sizes are in the source's unit: offsets if its cursors are offsets, otherwise records. A failure
 unrelated to records does not count, such as a source that does not answer. A killed run counts if
@@ -27,7 +27,7 @@ from enum import Enum, auto
 from typing import Literal
 
 FAILED_MAX = 2
-"""The failed tries after which a range is halved, or a single record blocks its shard."""
+"""The failed attempts after which a range is halved, or a single record blocks its shard."""
 KILLED_MAX = 3
 """The same if the runs were killed, possibly by a host or an operator."""
 FAILURE_LENGTH_MAX = 1_000
@@ -45,10 +45,10 @@ class Suspicion:
     The next commit clears it, unless the search for a bad record continues.
 
     Attributes:
-        failure: the error of the last try; empty if its run was killed.
+        failure: the error of the last attempt; empty if its run was killed.
         records: the number of records that include the bad one; 0 if unknown.
         remaining: the number of records to read without other shards.
-        alone: True if the range of the last try cannot be divided.
+        alone: True if the range of the last attempt cannot be divided.
         holds_shard: True if the shard waits at the record.
         quarantined: the number of records of the first range in quarantine.
         skip: True if an operator has sent the held record to quarantine.
@@ -73,11 +73,11 @@ class Suspicion:
 
     @property
     def known_failure(self) -> str:
-        """The failure of the last try, for people."""
+        """The failure of the last attempt, for people."""
         return self.failure or KILLED
 
     def because(self, failure: str) -> Suspicion:
-        """Return the suspicion after a failed try."""
+        """Return the suspicion after a failed attempt."""
         return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
 
     def failed(self, error: str, at: datetime) -> Suspicion:
@@ -101,7 +101,7 @@ class Suspicion:
         )
 
     def next_size(self) -> int:
-        """Return the size of the next try after a commit: half of the bad range, or the rest."""
+        """Return the next size after a commit: half of the bad range, or the rest."""
         return max(1, self.records // 2) if self.records else self.remaining
 
 
@@ -114,7 +114,7 @@ class NextStep(Enum):
 
 
 def next_step(failures: int, suspicion: Suspicion | None) -> NextStep:
-    """Decide about an intended range by its failed tries."""
+    """Decide about an intended range by its failed attempts."""
     if suspicion is not None and suspicion.holds_shard:
         return NextStep.SETTLE if failures or suspicion.skip else NextStep.REPEAT
     alone = suspicion is not None and suspicion.alone
@@ -131,7 +131,7 @@ def _failed_max(suspicion: Suspicion | None) -> int:
 def tries_after(
     tries: int, before: Suspicion | None, suspicion: Suspicion, *, abandon: bool
 ) -> int:
-    """Return a shard's tries after a suspicion was recorded; the open tenure counts as one.
+    """Return a shard's attempts after a suspicion was recorded; the open tenure counts as one.
 
     The count restarts for a single record, because earlier attempts included its neighbours.
     """

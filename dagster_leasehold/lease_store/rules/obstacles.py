@@ -95,7 +95,7 @@ def last_error(row: ShardLease) -> str:
     """Return the last error since the shard's last commit, or empty."""
     if row.suspicion is not None and row.suspicion.error:
         return row.suspicion.error
-    # The open tenure counts as a try.
+    # The open tenure counts as an attempt.
     failed = row.tries - bool(row.consumer_run)
     return f"{KILLED[0].upper()}{KILLED[1:]}." if failed > 0 else ""
 

@@ -34,7 +34,7 @@ _REFUSALS = (
     Refusal(
         "_UNKNOWN_PARTITION|_UNKNOWN_TOPIC|UNKNOWN_TOPIC_OR_PART",
         errors.UnknownShard,
-        "Kafka does not know {where}.",
+        "Kafka has no {where}.",
     ),
     Refusal(
         "_INVALID_ARG|_CONFLICT",

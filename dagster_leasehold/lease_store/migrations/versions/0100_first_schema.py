@@ -24,8 +24,8 @@ _NOT_GRANTED = 1142
 _ICEBERG_TYPE = sa.Column("iceberg_type", sa.String(5))
 _log = logging.getLogger(__name__)
 
-# The nodes' table has none: a trigger would clear the LAST_INSERT_ID() by which a heartbeat returns
-# its counter, and that counter only serves liveness.
+# The nodes' table has no trigger, because it would clear LAST_INSERT_ID(), from which a heartbeat
+# reads its counter; that counter only serves liveness.
 _TRIGGER = "shard_lease_only_upwards"
 _ONLY_UPWARDS = {
     "sqlite": (
