@@ -245,8 +245,9 @@ def _check_no_consumers(key: GroupKey, progress: GroupProgress, target: Target) 
     shards = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
     if shards:
         raise errors.GroupInUse(
-            f"Runs of {key} have shards {listed(sorted(shards, key=rank_key))} open: first drain "
-            f"it with `leasehold group drain {key.stream} --group {key.group}`, or add --live."
+            f"Runs of {key} have shards {listed(sorted(shards, key=rank_key))} open. First drain "
+            f"the group with `leasehold group drain {key.stream} --group {key.group}`, or add "
+            "--live."
         )
 
 
