@@ -239,7 +239,7 @@ def test_nodes_are_upgraded_one_by_one(
             assert b.end(signal.SIGTERM) == 0, b.text
         with deployment.running(following, *node) as second:
             deployment.wait_for_progress(up, NODES)
-            several = f"Nodes run several releases: {RELEASE} on node-a; {NEXT_RELEASE} on "
+            several = f"The nodes run several releases: {RELEASE} on node-a; {NEXT_RELEASE} on "
             assert several in deployment.done(new, "status")
             assert up.end(signal.SIGINT) == 0, up.text
             with deployment.up(following, 1) as first:

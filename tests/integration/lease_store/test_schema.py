@@ -212,7 +212,7 @@ def test_a_store_of_a_version_before_0_2_is_refused_and_unchanged(url: str, engi
     execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '0009', oldest_revision = NULL")
     store = open_store(url)
     for use in (store.groups, store.upgrade):
-        with pytest.raises(SchemaTooOld, match=r"before 0\.2\.0 \(schema 0009\)"):
+        with pytest.raises(SchemaTooOld, match=r"before 0\.2\.0 .*\(schema 0009\)"):
             use()
     assert store.schema_revision() == "0009"
     store.close()

@@ -67,7 +67,7 @@ def test_an_address_that_switches_tls_off_does_not_go_with_tls(switch: str, tmp_
     authority = tmp_path / "authority.pem"
     authority.touch()
     for encrypted in ({"tls": True}, {"certificate": authority}):
-        with pytest.raises(pydantic.ValidationError, match="leave use_ssl out of spark"):
+        with pytest.raises(pydantic.ValidationError, match="remove use_ssl from spark"):
             SparkSettings.model_validate({"address": address, **encrypted})
 
 

@@ -221,7 +221,7 @@ def test_a_node_with_a_silent_rebalance_sensor_accepts_no_runs_until_it_ticks(
     with scene.at_work():
         until(lambda: scene.row is not None and scene.row.member and scene.row.accepts_runs)
         until(lambda: scene.row is not None and not scene.row.accepts_runs)
-        sentence = "The rebalance sensor of orders/default has not ticked for 2 s: until"
+        sentence = "The rebalance sensor of orders/default has not ticked for 2 s. Until"
         assert capsys.readouterr().out.count(sentence) == 1
         tick()
         until(lambda: scene.row is not None and scene.row.accepts_runs)
