@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,11 +140,13 @@ def dagster_deployment(
     environment: Mapping[str, str] | None = None,
     location: str = "leasehold",
     beside: Mapping[str, str] | None = None,
+    starter: Sequence[str] = (),
 ) -> Generator[DagsterDeployment]:
     """Start everything, wait until the code locations are loaded, and end everything.
 
-    `beside` names further code locations, and the module of each. The end of every process's log is
-    printed, so that a failing test shows it.
+    `beside` names further code locations, and the module of each. `starter` is a program of Python
+    that starts a code server, whose arguments it gets. The end of every process's log is printed,
+    so that a failing test shows it.
     """
     home = settings.home
     inherited = {
@@ -170,7 +172,7 @@ def dagster_deployment(
     workspace.write_text(json.dumps({"load_from": servers}))
     commands = {
         **{f"code-{name}": (
-            "-m", PROGRAM, "api", "grpc", "-m", modules[name], "--port", str(port),
+            *starter, "-m", PROGRAM, "api", "grpc", "-m", modules[name], "--port", str(port),
             "--host", "127.0.0.1", "--location-name", name) for name, port in ports.items()},
         "webserver": ("-m", "dagster_webserver", "-w", str(workspace),
                       "--host", "127.0.0.1", "--port", str(web_port)),

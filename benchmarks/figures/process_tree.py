@@ -38,7 +38,7 @@ def part_of(process: psutil.Process) -> str:
     try:
         line = " ".join(process.cmdline())
         # A run has the command line of its code server, whose grandchild has forked it.
-        if PROGRAM in line and all(PROGRAM in each.cmdline() for each in process.parents()[:3]):
+        if PROGRAM in line and all(PROGRAM in each.cmdline() for each in process.parents()[:2]):
             return "runs"
     except psutil.Error:
         return "others"

@@ -201,6 +201,14 @@ def test_wrong_settings_are_one_sentence_for_every_command(
         assert_one_sentence(run(home, command), says)
 
 
+def test_a_module_that_cannot_be_imported_is_one_sentence(home: Path) -> None:
+    """Method: commands that import it in a child process, to fork others without it."""
+    (home / "leasehold.toml").write_text('module = "broken"')
+    (home / "broken.py").write_text("import nothing_of_this_name")
+    for command in ("dev", "node --name a"):
+        assert_one_sentence(run(home, command), "No module named 'nothing_of_this_name'")
+
+
 def test_output_that_cannot_be_written_is_one_sentence(home: Path) -> None:
     """Method: the device that is always full."""
     if not Path("/dev/full").exists():

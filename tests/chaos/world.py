@@ -200,8 +200,8 @@ def _is_run(process: psutil.Process) -> bool:
     words = process.cmdline()
     if PROGRAM not in words:
         return any("spawn_main" in word for word in words)
-    # Our server leads its session, and a child or grandchild forks the runs, which outlive it.
-    family = [process, *process.parents()[:2]]
+    # Our server leads its session, and its child forks the runs, which outlive it.
+    family = [process, *process.parents()[:1]]
     return os.getsid(process.pid) not in [each.pid for each in family]
 
 

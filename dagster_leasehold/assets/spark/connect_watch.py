@@ -142,10 +142,8 @@ def watch(folder: Path) -> int:
 
 
 def _command(folder: Path) -> list[str]:
-    import pyspark
-
     return [
-        str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+        str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-submit"),
         "--class",
         "org.apache.spark.sql.connect.service.SparkConnectServer",
         "--properties-file",

@@ -3,8 +3,8 @@
 Its name is Spark's setting `spark.python.daemon.module`. Workers keep imported modules from task to
 task, and the server outlives runs. So before each task, a worker unloads the user's modules if one
 was edited, and the task imports them again. Spark collects garbage after each task, which takes
-twice as long as a small task; long-lived objects are therefore excluded. The rest is Spark's own
-daemon.
+twice as long as a small task; long-lived objects are therefore excluded. Workers share the memory
+of the modules that most tasks need. The rest is Spark's own daemon.
 """
 
 from __future__ import annotations
@@ -13,14 +13,26 @@ import gc
 import socket
 import sys
 from contextlib import suppress
+from importlib import import_module
 
 from dagster_leasehold.assets.spark.users_modules import UsersModules
+
+SHARED = (
+    *("pandas", "pyarrow.parquet", "pyspark.worker"),
+    "dagster_leasehold.assets.consuming.range_tasks",
+    "dagster_leasehold.shard_sources.local_log",
+)
+"""The modules that workers share, because the daemon imports them before it forks a worker."""
 
 
 def main() -> None:
     """Fork workers until Spark closes the standard input."""
     from pyspark import daemon
 
+    for name in SHARED:
+        with suppress(ImportError):
+            import_module(name)
+    gc.freeze()
     modules = UsersModules()
     sys.meta_path.insert(0, modules)
     run_task = daemon.worker

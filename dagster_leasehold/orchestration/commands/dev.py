@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import string
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Self
 
 import typer
 
@@ -37,7 +35,6 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, home_lock
 
-T = TypeVar("T")
 POLL_S = 0.5
 RUNS_PER_NODE = 2
 MISTAKE = 2
@@ -79,34 +76,6 @@ class StreamCheck:
                 f"Stream {name} has no log yet. Create it with: leasehold load {name} FILE "
                 f"--home {home}"
             )
-
-
-def in_child_process(work: Callable[[], T]) -> T:
-    """Call `work` in a child process, and return its result.
-
-    So `work` can import the user's module, which Dagster's processes, forks of this one, must
-    import themselves.
-
-    Raises:
-        Exception: the exception that `work` raises.
-    """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    if (child := os.fork()) == 0:
-        try:
-            try:
-                sender.send((work(), None))
-            except Exception as error:
-                error.add_note(traceback.format_exc())
-                sender.send((None, error))
-            sys.stdout.flush()
-        finally:
-            os._exit(0)
-    sender.close()
-    value, error = receiver.recv()
-    os.waitpid(child, 0)
-    if error is not None:
-        raise error
-    return value
 
 
 @contextmanager
@@ -182,9 +151,10 @@ def dev(
     if nodes is None and settings.agents:
         nodes = 1
     preflight.check_folder()
-    forked_programs.prepare("dev", dagster_processes.child_environment(settings, os.environ))
+    environment = dagster_processes.child_environment(settings, os.environ)
+    forked_programs.prepare("dev", environment, forked_programs.OF_DEV)
     # An unusable module or source is reported before any process starts.
-    check = in_child_process(partial(StreamCheck.at, target))
+    check = forked_programs.in_child_process(partial(StreamCheck.at, target))
     preflight.require_room(settings.home)
     target.make_home()
     with stop_event() as stop, preflight.reserved_port(port) as web_port, home_lock(settings.home):
@@ -218,7 +188,8 @@ def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: thread
         stack.callback(pages.stop)
         # Dagster's tables are created before the code server opens the instance: two processes that
         # create them at the same time fail.
-        in_child_process(partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere()))
+        make_instance = partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere())
+        forked_programs.in_child_process(make_instance)
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
         # The daemon stops first, so that it launches no run while the nodes leave.

@@ -6,12 +6,13 @@ import os
 import platform
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
@@ -20,11 +21,11 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, reserved_port
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from dagster import DagsterInstance
 
-    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+    from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 
@@ -82,24 +83,29 @@ def node(
 
     SIGTERM or Ctrl-C transfers its shards, waits until its runs reach a checkpoint, and stops it.
     """
-    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
-    from dagster_leasehold.orchestration.supervision.code_server import node_lock
-    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+    from dagster_leasehold.orchestration.supervision import forked_programs
 
     node_name = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(node_name))
     check_folder()
-    streams = DeclaredStreams(settings, module)
+    environment = _environment(settings, node_name)
+    forked_programs.prepare("node", environment, forked_programs.OF_NODE)
+    from dagster_leasehold.orchestration.supervision.code_server import node_lock
+    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+
     # An unusable module or source is reported before any process starts.
-    streams.all()
+    rows, module = forked_programs.in_child_process(
+        partial(_memberships, settings, module, node_name)
+    )
     with (
         stop_event() as stop,
         node_lock(settings.node_folder(node_name), node_name),
         ExitStack() as stack,
     ):
         _check_instance(settings)
-        module = streams.definitions_module
-        server = stack.enter_context(_server(settings, node_name, module, host=host, port=port))
+        server = stack.enter_context(
+            _server(settings, node_name, module, environment, host=host, port=port)
+        )
         listen = server.listen
         advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
@@ -108,16 +114,33 @@ def node(
                 settings,
                 node_name,
                 instance,
-                streams=streams,
+                rows=rows,
                 server=server,
                 advertised=advertised,
                 leave_timeout_s=leave_timeout_s,
             )
-            if health:
-                stack.enter_context(_health_pages(agent, node_name, Endpoint.parse(health)))
+            pages = _health_pages(agent, node_name, Endpoint.parse(health)) if health else None
             say(f"Starting node {node_name} on {listen} …")
             sys.stdout.flush()
-            agent.run(stop)
+            agent.run(stop, pages)
+
+
+def _environment(settings: Settings, node: NodeName) -> dict[str, str]:
+    from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
+
+    own = {"LEASEHOLD_AGENTS": "true", "LEASEHOLD_AGENT_NODE": str(node)}
+    return child_environment(settings, os.environ) | own
+
+
+def _memberships(
+    settings: Settings, module: str | None, node: NodeName
+) -> tuple[dict[GroupKey, Node], str]:
+    """Return the node's row for each group, and the module of definitions."""
+    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+
+    streams = DeclaredStreams(settings, module)
+    streams.all()
+    return streams.memberships_of(node), streams.definitions_module
 
 
 def _agent(
@@ -125,7 +148,7 @@ def _agent(
     node: NodeName,
     instance: DagsterInstance,
     *,
-    streams: DeclaredStreams,
+    rows: Mapping[GroupKey, Node],
     server: CodeServer,
     advertised: Endpoint,
     leave_timeout_s: float,
@@ -139,7 +162,7 @@ def _agent(
     shared = settings.spark_state is not None
     return NodeAgent(
         node,
-        streams.memberships_of(node),
+        rows,
         store=open_store(settings.store_url),
         instance=instance,
         server=server,
@@ -152,18 +175,19 @@ def _agent(
 
 @contextmanager
 def _server(
-    settings: Settings, node: NodeName, module: str, *, host: str, port: int | None
+    settings: Settings,
+    node: NodeName,
+    module: str,
+    environment: Mapping[str, str],
+    *,
+    host: str,
+    port: int | None,
 ) -> Generator[CodeServer]:
     """Reserve a port for the code server, or adopt the server that a killed agent left running."""
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer, adoptable_server
-    from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 
     folder = settings.node_folder(node)
-    environment = child_environment(settings, os.environ) | {
-        "LEASEHOLD_AGENTS": "true",
-        "LEASEHOLD_AGENT_NODE": str(node),
-    }
     leftover = adoptable_server(folder, module, host, environment)
     if leftover is not None and port not in (None, leftover.listen.port):
         leftover = None

@@ -6,14 +6,15 @@ killed agent adopts the server and the runs, so that a restart of the agent inte
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,15 @@ class AgentState:
             the predecessor's runs, which keep sending heartbeats for the incarnation.
         incarnation: the incarnation of the node.
         sessions: the leaders of its code servers' sessions.
+        command: the command of the last code server.
+        environment: the digest of the environment of its code servers.
     """
 
     place: str
     incarnation: str
     sessions: tuple[ProcessIdentity, ...] = ()
+    command: tuple[str, ...] = ()
+    environment: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> AgentState | None:
@@ -76,16 +81,18 @@ class AgentState:
         try:
             fields: Any = json.loads((folder / STATE_FILE).read_text())
             sessions = tuple(filter(None, map(ProcessIdentity.parse, fields["sessions"])))
-            state = cls(str(fields["place"]), str(fields["incarnation"]), sessions)
+            place, incarnation = str(fields["place"]), str(fields["incarnation"])
+            command = tuple(map(str, fields.get("command", ())))
+            environment = str(fields.get("environment", ""))
+            state = cls(place, incarnation, sessions, command, environment)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return state if state.place and state.place == current_place() else None
 
     def write(self, folder: Path) -> None:
         """Write the note atomically."""
-        sessions = [str(session) for session in self.sessions]
-        fields = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
-        replace_file(folder / STATE_FILE, json.dumps(fields))
+        fields = {**asdict(self), "sessions": [str(session) for session in self.sessions]}
+        replace_file(folder / STATE_FILE, json.dumps(fields), mode=0o600)
 
     @staticmethod
     def touch(folder: Path) -> None:
@@ -125,19 +132,16 @@ def adoptable_server(
     state = AgentState.read(folder)
     if state is None or not state.sessions or _age_s(folder) > ADOPTABLE_AGE_MAX_S:
         return None
-    leader = state.sessions[-1]
-    if leader.existence() is not Existence.ALIVE:
+    leader, options = state.sessions[-1], dict(pairwise(state.command))
+    if leader.existence() is not Existence.ALIVE or state.environment != digest_of(environment):
         return None
     try:
-        process = psutil.Process(leader.pid)
-        command = process.cmdline()
-        options = dict(pairwise(command))
-        endpoint = Endpoint(host, int(options["--port"]))
-        server = AdoptableServer(leader, endpoint, options["--fixed-server-id"])
-        same_command = command == _command(module, server.listen, server.id)
-        return server if same_command and _has_environment(process, environment) else None
-    except (psutil.Error, OSError, KeyError, ValueError):
+        server = AdoptableServer(
+            leader, Endpoint(host, int(options["--port"])), options["--fixed-server-id"]
+        )
+    except (KeyError, ValueError):
         return None
+    return server if [*state.command] == _command(module, server.listen, server.id) else None
 
 
 def _age_s(folder: Path) -> float:
@@ -147,15 +151,10 @@ def _age_s(folder: Path) -> float:
         return float("inf")
 
 
-def _has_environment(process: psutil.Process, environment: Mapping[str, str]) -> bool:
-    """Return True if a process has this environment, except variables that change at each start."""
-    try:
-        actual = process.environ()
-    except (psutil.Error, OSError):
-        return False
-    return all(
-        actual.get(name) == value for name, value in environment.items() if name not in OF_ONE_START
-    )
+def digest_of(environment: Mapping[str, str]) -> str:
+    """Return a digest of an environment, without the variables that change at each start."""
+    variables = {name: environment[name] for name in environment.keys() - OF_ONE_START}
+    return hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
 
 
 def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
@@ -240,18 +239,20 @@ class CodeServer:
             self._started_at = self._answered_at = self._clock()
             self.sessions.append(adoptable.process)
 
-    def adopt_runs(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Adopt the runs of a killed agent, and end runs with another environment.
+    def state(self, incarnation: str) -> AgentState:
+        """Return the note for a successor of this node's agent."""
+        command = _command(self._module, self.listen, self._id)
+        sessions, environment = tuple(self.sessions), digest_of(self.environment)
+        return AgentState(current_place(), incarnation, sessions, tuple(command), environment)
 
-        Args:
-            sessions: the code servers' sessions in the agent's note.
-        """
+    def adopt_runs(self, predecessor: AgentState) -> None:
+        """Adopt the runs of a killed agent, but end runs with another environment."""
         adopted = set(self.sessions)
-        for leader in sessions:
+        has_environment = predecessor.environment == digest_of(self.environment)
+        for leader in predecessor.sessions:
             if leader in adopted:
                 continue
-            processes = session_of(leader)
-            if processes and all(_has_environment(each, self.environment) for each in processes):
+            if has_environment and session_of(leader):
                 if leader.existence() is Existence.ALIVE:
                     # A server that was not adopted must take no further runs. Its runs continue.
                     with suppress(psutil.Error):  # it has just ended by itself
@@ -309,15 +310,22 @@ class CodeServer:
         self.sessions.clear()
 
     def _start(self) -> None:
+        # Later, this process has used gRPC, which does not survive a fork.
+        is_first = not self._id
         self._id = str(uuid.uuid4())
-        self._process = self._child(self._id)
+        self._process = self._child(self._id, forked=is_first)
         self._process.__enter__()
         self._started_at, self._beaten_at = self._clock(), float("-inf")
         self.sessions.append(ProcessIdentity.of(self._process.pid))
 
-    def _child(self, id_: str) -> ChildProcess:
-        command = _command(self._module, self.listen, id_)
-        return ChildProcess("the code server", command, log=self.log, environment=self.environment)
+    def _child(self, id_: str, *, forked: bool = False) -> ChildProcess:
+        return ChildProcess(
+            "the code server",
+            _command(self._module, self.listen, id_),
+            log=self.log,
+            environment=self.environment,
+            forked=forked,
+        )
 
     def _beat(self) -> None:
         from dagster_leasehold.assets.dagster_internals import code_server_client

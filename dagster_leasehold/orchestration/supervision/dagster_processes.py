@@ -15,14 +15,17 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, import_folders
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.steady_daemon import SOCKET_FILE, WORKSPACE_FILE
+from dagster_leasehold.orchestration.supervision.steady_daemon import (
+    DAEMON,
+    SOCKET_FILE,
+    WORKSPACE_FILE,
+)
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 
 LOOPBACK = "127.0.0.1"
-DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
 START_MAX_S = 120.0
 POLL_S = 0.1
 

@@ -1,14 +1,20 @@
 """Programs that a process forks from itself, so that they share the libraries that it has imported.
 
-`leasehold dev` imports Dagster once. Its daemon, webserver and agents are forks of it, which start
-at once and have only their own data. A process forks only while it has one thread of Python, since
-a fork breaks gRPC's threads. Otherwise, and outside Linux, a new interpreter runs the program.
+`leasehold dev` imports Dagster once. Its daemon, webserver and agents are forks of it, and an
+agent's code server is a fork of the agent. They start at once and have only their own data. A
+process forks only while it has one thread of Python, since a fork breaks gRPC's threads. Otherwise,
+and outside Linux, a new interpreter runs the program.
+
+A forking process does not import the declarations of streams, because each fork has to import their
+current version; `in_child_process` calls what imports them. `users_modules` knows the other modules
+of the user, so that a run can forget them after an edit.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
@@ -21,19 +27,28 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from dagster_leasehold.assets.spark.users_modules import UsersModules
 from dagster_leasehold.orchestration.supervision.interrupts import NUMBERS
 
-SHARED = ("dagster_leasehold.orchestration.build", "dagster_leasehold.lease_store.sql_store")
-OF_DEV = (
-    *(*SHARED, "dagster._daemon.cli", "dagster._grpc.server", "dagster_webserver.cli"),
-    "dagster_leasehold.orchestration.declared_streams",
-    *("dagster_leasehold.orchestration.supervision.node_agent", "pyarrow.parquet"),
+T = TypeVar("T")
+SHARED = (
+    *("dagster_leasehold.lease_store.sql_store", "dagster_leasehold.shard_sources.local_log"),
+    *("dagster_leasehold.orchestration.build", "dagster_leasehold.orchestration.components"),
+    *("dagster._core.storage.sqlite_storage", "dagster._core.storage.root"),
+    *("dagster._grpc.client", "dagster._grpc.server", "upath"),
 )
+TABLE = ("dagster_leasehold.assets.output.table.group_table", "pyiceberg.table")
+OF_RUNS = (*TABLE, "pyarrow.dataset", "dagster_pyspark", "pyspark.sql.connect.session")
+OF_NODE = (*SHARED, "dagster_leasehold.orchestration.supervision.node_agent")
+OF_DAEMON = (*SHARED, *TABLE, "dagster._daemon.cli")
+OF_DEV = (*OF_NODE, *OF_RUNS, *OF_DAEMON, "dagster_webserver.cli")
 ROOM = "_LEASEHOLD_ROOM"
 ROOM_BYTES = 1000
 """The room for the command line of a forked program, which replaces that of its parent."""
+users_modules = UsersModules()
+"""The user's modules that a forking process has imported, because Dagster's instance names them."""
 loaded: list[str] = []
 """The modules that were imported to be shared by forks; without any, programs are not forked."""
 
@@ -48,20 +63,46 @@ def load(names: Iterable[str]) -> None:
     gc.freeze()  # so that no collection writes to the memory that all forks share
 
 
-def prepare(command: str, environment: Mapping[str, str]) -> None:
+def prepare(command: str, environment: Mapping[str, str], modules: Iterable[str]) -> None:
     """Make this program one that can be forked: with this environment, and with modules loaded.
 
     The system shows the environment and the command line with which an interpreter began, so this
-    one begins again, unless it is another program that has called the command.
+    one begins again, unless it is a fork itself, or another program that has called the command.
     """
-    if sys.platform != "linux" or command not in sys.argv[1:]:
+    if sys.platform != "linux" or loaded or command not in sys.orig_argv[1:]:
         return
     if os.environ.pop(ROOM, None) is None:
         # The first variable follows the command line in memory.
         room = {ROOM: "-" * ROOM_BYTES}
         line = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, line, room | dict(environment))
-    load(OF_DEV)
+    load(modules)
+    sys.meta_path.insert(0, users_modules)
+
+
+def in_child_process(work: Callable[[], T]) -> T:
+    """Call `work` in a child process, and return its result.
+
+    Raises:
+        Exception: the exception that `work` raises.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    if (child := os.fork()) == 0:
+        try:
+            try:
+                sender.send((work(), None))
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                sender.send((None, error))
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    sender.close()
+    value, error = receiver.recv()
+    os.waitpid(child, 0)
+    if error is not None:
+        raise error
+    return value
 
 
 def fork_of(

@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.process_identity import Existence, ProcessIde
 from dagster_leasehold.lease_store.process_sessions import end_session, session_of
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.child_processes import NOTE_SUFFIX, ChildNote
+from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
 from dagster_leasehold.orchestration.supervision.interrupts import deferred_signals
 
 LOCK_FILE = "running.lock"
@@ -133,14 +134,17 @@ def home_lock(home: Path) -> Generator[None]:
 
 @contextmanager
 def _guarded(home: Path) -> Generator[None]:
-    command = ProcessIdentity.of(os.getpid())
+    parent = ProcessIdentity.of(os.getpid())
+    command = [sys.executable, "-m", __name__, str(home.absolute()), str(parent)]
+    fork = fork_of(command, os.environ)
     with deferred_signals():
         guard = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(home.absolute()), str(command)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=fork,  # noqa: PLW1509
         )
     try:
         yield

@@ -13,6 +13,7 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.member import PLANNER_READ_S, Member
 from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -121,26 +122,28 @@ class NodeAgent:
         self._silent: set[GroupKey] = set()
         self._iteration_at: dict[str, float] = {}
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set, then leave.
+    def run(
+        self, stop: threading.Event, pages: AbstractContextManager[object] | None = None
+    ) -> None:
+        """Work until `stop` is set, then leave; meanwhile serve `pages`.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node cannot join a group.
         """
         self._incarnation = self._take_over_predecessor()
-        try:
-            while not self._stopped_before_check(stop):
-                self._check()
-                if self._problem is not None:
-                    raise self._problem
-            self._leave()
-        finally:
-            self._stop_threads()
-            self._attempt(lambda: withdraw(self._instance, self._node))
-            self._server.stop()
-            if self._spark is not None:
-                self._spark.stop()
-            self._mark.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            try:
+                # A fork of this process, which has only one thread until the pages are served.
+                self._server.check()
+                self._write_note()
+                stack.enter_context(pages or nullcontext())
+                while not self._stopped_before_check(stop):
+                    self._check()
+                    if self._problem is not None:
+                        raise self._problem
+                self._leave()
+            finally:
+                self._stop()
         AgentState.remove(self._folder)
 
     def _stopped_before_check(self, stop: threading.Event) -> bool:
@@ -151,6 +154,15 @@ class NodeAgent:
             if self._runs.ended:
                 break
         return False
+
+    def _stop(self) -> None:
+        """Stop the threads, the code server with its runs, and Spark."""
+        self._stop_threads()
+        self._attempt(lambda: withdraw(self._instance, self._node))
+        self._server.stop()
+        if self._spark is not None:
+            self._spark.stop()
+        self._mark.unlink(missing_ok=True)
 
     def _stop_threads(self) -> None:
         self._left.set()
@@ -185,7 +197,7 @@ class NodeAgent:
         predecessor = AgentState.read(self._folder)
         if predecessor is None:
             return uuid.uuid4().hex
-        self._server.adopt_runs(predecessor.sessions)
+        self._server.adopt_runs(predecessor)
         return predecessor.incarnation
 
     def _check(self) -> None:
@@ -193,10 +205,7 @@ class NodeAgent:
         healthy = self._server.check()
         if self._spark is not None:
             self._spark.check()
-        if self._server.sessions != self._sessions:
-            self._sessions = list(self._server.sessions)
-            sessions = tuple(self._sessions)
-            AgentState(current_place(), self._incarnation, sessions).write(self._folder)
+        self._write_note()
         if healthy:
             self._begin()
         self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S
@@ -206,6 +215,11 @@ class NodeAgent:
         if self._runs.ended or self._clock() - self._runs_seen_at >= RUNS_CHECK_S:
             self._runs_seen_at = self._clock()
             self._attempt(self._clean_up_runs)
+
+    def _write_note(self) -> None:
+        if self._server.sessions != self._sessions:
+            self._sessions = list(self._server.sessions)
+            self._server.state(self._incarnation).write(self._folder)
 
     def _begin(self) -> None:
         """Start heartbeats and plans, and publish the code server once the node's name is free.

@@ -35,7 +35,7 @@ from dagster_leasehold.orchestration.settings import load_settings, location_of
 from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER_LOOP, daemon_pages
-from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
+from dagster_leasehold.orchestration.supervision.forked_programs import OF_DAEMON, fork_of, prepare
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEARTBEAT_S = 5.0
@@ -49,6 +49,7 @@ STEP_S = 1.0
 """The smallest backward step of the clock that counts, in seconds. NTP's gradual corrections are
 smaller."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
+DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
 
 
 def _server_program() -> str:
@@ -226,6 +227,7 @@ def arguments() -> ArgumentParser:
 def main() -> None:
     """Start the server, and run the daemon until a signal ends it."""
     options = arguments().parse_args()
+    prepare(DAEMON, os.environ, OF_DAEMON)
     # The daemon handles these signals later. Until then, SIGTERM must also end the block, so that
     # the temporary folder is removed.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -233,6 +235,9 @@ def main() -> None:
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="leasehold-")
         folder = Path(options.folder or stack.enter_context(temporary))
+        # A fork of this process, which has only one thread until the pages are served.
+        server = SteadyServer(options.module, folder)
+        stack.callback(server.end)
         record_iteration: Callable[[str], object] = lambda _: None  # noqa: E731
         if options.health:
             try:
@@ -240,8 +245,6 @@ def main() -> None:
             except LeaseholdError as error:
                 sys.exit(str(error))
             record_iteration = health.record_iteration
-        server = SteadyServer(options.module, folder)
-        stack.callback(server.end)
         workspace = folder / WORKSPACE_FILE
         workspace.write_text(server.workspace, encoding="utf-8")
         # While the server loads the definitions, this process loads Dagster.

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dagster_leasehold.lease_store.process_identity import Existence, current_place
+from dagster_leasehold.lease_store.process_identity import Existence
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.instance import create_instance
 from dagster_leasehold.orchestration.settings import Settings
@@ -22,7 +22,6 @@ from dagster_leasehold.orchestration.supervision.code_server import (
     ADOPTABLE_AGE_MAX_S,
     STATE_FILE,
     AdoptableServer,
-    AgentState,
     CodeServer,
     adoptable_server,
 )
@@ -106,7 +105,8 @@ class Left:
         self.environment = environment_of(home)
         self.folder = Settings(home=home).node_folder("a")
         [self.process] = server.sessions
-        AgentState(current_place(), "first", (self.process,)).write(self.folder)
+        self.state = server.state("first")
+        self.state.write(self.folder)
 
     def server_for(
         self, module: str = DEFINITIONS_MODULE, **variables: str
@@ -132,7 +132,7 @@ def test_the_successor_of_a_killed_agent_adopts_its_server(
         assert port == candidate.listen.port
     os.utime(note, (0, 0))
     successor = left.successor(candidate.listen, adoptable=candidate)
-    successor.adopt_runs([process])
+    successor.adopt_runs(left.state)
     try:
         assert successor.check(), "it answers, and was not started"
         assert time.time() - note.stat().st_mtime < START_S, "it got a heartbeat"
@@ -167,7 +167,7 @@ def test_a_server_that_is_too_old_or_has_other_settings_is_not_adopted(
     assert left.server_for() is None
     listen = Endpoint("127.0.0.1", free_port())
     like = left.successor(listen)
-    like.adopt_runs([process])
+    like.adopt_runs(left.state)
     assert like.sessions == [process], "its runs continue, if there are any"
     until(lambda: process.existence() is Existence.GONE)  # a killed process takes a moment to end
     assert not capsys.readouterr().out
@@ -175,10 +175,10 @@ def test_a_server_that_is_too_old_or_has_other_settings_is_not_adopted(
     until(server.check)
     process = server.sessions[-1]
     unlike = left.successor(listen, environment=left.environment | other)
-    unlike.adopt_runs([process])
+    unlike.adopt_runs(server.state("first"))
     assert unlike.sessions == []
     assert process.existence() is Existence.GONE
-    assert "Ended 3 processes" in capsys.readouterr().out
+    assert "Ended 2 processes" in capsys.readouterr().out
 
 
 def test_another_server_on_the_port_is_not_adopted(server: CodeServer, home: Path) -> None:

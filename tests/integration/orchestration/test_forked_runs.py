@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,26 @@ run_launcher:
   module: launching
   class: Launcher
 """
+AGENT = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+
+from dagster_leasehold.orchestration.supervision import forked_programs, interrupts
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+
+forked_programs.prepare("-m", os.environ, forked_programs.OF_NODE)
+log, environment = Path(__file__).with_name("forked.log"), os.environ
+command = [sys.executable, *sys.argv[1:]]
+child = ChildProcess("the server", command, log=log, environment=environment, forked=True)
+with interrupts.ended_by_signals(), dg.DagsterInstance.get(), child:
+    while child.exit_code() is None:
+        time.sleep(0.1)
+    os._exit(0)  # as if it was killed, so that it does not end the runs
+"""
 LAUNCH = """mutation ($selector: JobOrPipelineSelector!) {
     launchRun(executionParams: {selector: $selector, runConfigData: {}}) {
         __typename ... on LaunchRunSuccess { run { runId } } } }"""
@@ -101,13 +122,15 @@ class Shop:
         return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.parametrize("server_is_fork", [False, True])
 def test_forked_runs_use_the_current_code_and_outlive_their_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server_is_fork: bool
 ) -> None:
     """The configuration of Dagster's instance names a class of the user's, which loads the prices.
 
-    So they are loaded before the fork.
+    So they are loaded before the fork, and if the server is a fork as well, before that one.
     """
+    (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "shop.py").write_text(DEFINITIONS)
     (tmp_path / "prices.py").write_text("PRICE = 1\n")
     (tmp_path / "launching.py").write_text(LAUNCHING)
@@ -115,8 +138,9 @@ def test_forked_runs_use_the_current_code_and_outlive_their_parent(
     path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     settings = Settings(home=tmp_path / "home")
     text = f"{embedded_text()}{CONFIGURED}"
+    starter = [str(tmp_path / "agent.py")] if server_is_fork else []
     with dagster_deployment(
-        settings, module="shop", environment=path, dagster_yaml=text
+        settings, module="shop", environment=path, dagster_yaml=text, starter=starter
     ) as deployment:
         shop = Shop(tmp_path, deployment)
         (tmp_path / "hold").touch()
@@ -125,8 +149,9 @@ def test_forked_runs_use_the_current_code_and_outlive_their_parent(
         assert answer["price"] == 1
         forking = psutil.Process(int(str(answer["process"]))).parent()
         assert forking is not None
-        *_, server = forking.parents()[:2]
+        server = forking.parents()[0]
         assert "--port" in server.cmdline()
+        assert (os.getpid() != server.ppid()) == server_is_fork
         assert forking.num_threads() < server.num_threads()
 
         # Longer, so that it is another file for Python even within the same second.

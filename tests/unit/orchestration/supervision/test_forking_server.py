@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -12,7 +14,6 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-import psutil
 import pytest
 
 from dagster_leasehold.orchestration.supervision import forking_server
@@ -26,30 +27,24 @@ from dagster_leasehold.orchestration.supervision.forking_server import (
 END_S = 20.0
 
 
-def serve(pipe: Connection, modules: tuple[str, ...] = ("numpy",), idle_s: float = END_S) -> None:
+def serve(pipe: Connection) -> None:
     """Fork runs; in a run, do its work."""
-    forking_server.OF_RUNS, forking_server.IDLE_S = modules, idle_s
+    forking_server.OF_RUNS = ("numpy",)
     fork_runs(pipe)()
 
 
 class Forking:
-    """The processes that fork runs, and the server's end of the pipe to them."""
+    """The process that forks runs, and the server's end of the pipe to it."""
 
-    def __init__(self, **given: object) -> None:
+    def __init__(self) -> None:
         processes = multiprocessing.get_context("spawn")
         self.pipe, other = processes.Pipe()
-        self.process = processes.Process(target=serve, args=(other,), kwargs=given)
+        self.process = processes.Process(target=serve, args=(other,))
         self.process.start()
         other.close()
 
-    @property
-    def loaded(self) -> list[psutil.Process]:
-        """The copy that has loaded the modules of runs, if it has not ended."""
-        return psutil.Process(self.process.pid).children()
-
     def end(self) -> None:
-        for each in self.loaded:
-            each.kill()
+        self.process.kill()
         until(lambda: not self.process.is_alive())
 
 
@@ -135,8 +130,7 @@ def test_a_forked_run_reports_its_start_and_its_end(forking: Forking) -> None:
     forker = Forker(forking.pipe)
     first, second = (Run(forker, tell, what) for what in ("first", "second"))
     heard = [first.message(), second.message()]
-    [loaded] = forking.loaded
-    assert heard == [("first", loaded.pid), ("second", loaded.pid)]
+    assert heard == [("first", forking.process.pid), ("second", forking.process.pid)]
     assert (first.end(), second.end()) == (0, 0)
 
 
@@ -164,8 +158,8 @@ def test_a_signal_to_the_process_group_ends_runs_and_not_the_forking_server(
     forker = Forker(forking.pipe)
     run = Run(forker, wait_for_stop)
     pid = run.message()
-    for each in (forking.process.pid, *(loaded.pid for loaded in forking.loaded), pid):
-        os.kill(each, signal.SIGTERM)
+    for each in (forking.process.pid, pid):
+        os.kill(each or 0, signal.SIGTERM)
     assert run.end() == -signal.SIGTERM
     assert Run(forker, tell, "next").message()[0] == "next"
 
@@ -198,12 +192,25 @@ def test_the_forking_server_ends_with_the_code_server_and_runs_continue(tmp_path
     until(lambda: (tmp_path / "go").read_text() == "continued")
 
 
-def test_modules_of_runs_are_loaded_again_after_a_time_without_runs() -> None:
-    forking = Forking(idle_s=0.5)
-    for what in ("first", "second"):
-        forking.pipe.send((0, (tell, [what, Messages(), Stop()])))
-        assert forking.pipe.recv()[1][0] == what
-        assert forking.pipe.recv() == (0, None, 0)
-        until(lambda: not forking.loaded)
-    forking.pipe.close()
-    until(lambda: forking.process.exitcode == 0)
+MIRRORING = """
+import os, sys
+import psutil
+from dagster._core.execution.compute_logs import mirror_stream_to_file
+from dagster_leasehold.assets.dagster_internals import mirror_output_with
+from dagster_leasehold.orchestration.supervision.forking_server import mirrored
+
+mirror_output_with(mirrored)
+with mirror_stream_to_file(sys.stdout, sys.argv[1]):
+    print("of Python")
+    os.system("echo of a program")
+    print(psutil.Process().children())
+print("outside")
+"""
+
+
+def test_the_output_of_a_run_is_captured_and_mirrored_without_processes(tmp_path: Path) -> None:
+    captured = tmp_path / "captured"
+    command = [sys.executable, "-c", MIRRORING, str(captured)]
+    mirror = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=True)
+    assert sorted(captured.read_text().splitlines()) == ["[]", "of Python", "of a program"]
+    assert mirror.stdout == f"{captured.read_text()}outside\n"

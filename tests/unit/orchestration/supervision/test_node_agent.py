@@ -63,8 +63,8 @@ class Server(CodeServer):
     def check(self) -> bool:
         return self.answers
 
-    def adopt_runs(self, sessions: Sequence[ProcessIdentity]) -> None:
-        self.sessions += sessions
+    def adopt_runs(self, predecessor: AgentState) -> None:
+        self.sessions += predecessor.sessions
 
     def stop(self) -> None:
         self.stopped = True
