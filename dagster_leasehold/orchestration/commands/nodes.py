@@ -16,6 +16,11 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision.forked_programs import (
+    OF_NODE,
+    in_child_process,
+    prepare,
+)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, reserved_port
@@ -83,20 +88,15 @@ def node(
 
     SIGTERM or Ctrl-C transfers its shards, waits until its runs reach a checkpoint, and stops it.
     """
-    from dagster_leasehold.orchestration.supervision import forked_programs
-
     node_name = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(node_name))
     check_folder()
-    environment = _environment(settings, node_name)
-    forked_programs.prepare("node", environment, forked_programs.OF_NODE)
+    environment = _prepared_environment(settings, node_name)
     from dagster_leasehold.orchestration.supervision.code_server import node_lock
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     # An unusable module or source is reported before any process starts.
-    rows, module = forked_programs.in_child_process(
-        partial(_memberships, settings, module, node_name)
-    )
+    rows, module = in_child_process(partial(_memberships, settings, module, node_name))
     with (
         stop_event() as stop,
         node_lock(settings.node_folder(node_name), node_name),
@@ -125,11 +125,14 @@ def node(
             agent.run(stop, pages)
 
 
-def _environment(settings: Settings, node: NodeName) -> dict[str, str]:
+def _prepared_environment(settings: Settings, node: NodeName) -> dict[str, str]:
+    """Return the environment of the code server, which this process can fork afterwards."""
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 
     own = {"LEASEHOLD_AGENTS": "true", "LEASEHOLD_AGENT_NODE": str(node)}
-    return child_environment(settings, os.environ) | own
+    environment = child_environment(settings, os.environ) | own
+    prepare("node", environment, OF_NODE)
+    return environment
 
 
 def _memberships(
