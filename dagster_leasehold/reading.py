@@ -10,6 +10,8 @@ They go through the stream's published table. `declared_stream` finds a stream b
 from dagster_leasehold.assets.errors import OutputUnreadable, TableUnavailable
 from dagster_leasehold.assets.output.committed_output import ReadOptions
 from dagster_leasehold.assets.output.table.reading import EventSpan
+from dagster_leasehold.assets.output.table.snapshot_contents import SnapshotContents
+from dagster_leasehold.assets.output.table.whereabouts import RecordPlace
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.window_run import window_paths
 from dagster_leasehold.lease_store import open_store
@@ -23,7 +25,9 @@ __all__ = [
     "LogCorrupt",
     "OutputUnreadable",
     "ReadOptions",
+    "RecordPlace",
     "ShardId",
+    "SnapshotContents",
     "TableUnavailable",
     "UnknownGroup",
     "UnknownStream",

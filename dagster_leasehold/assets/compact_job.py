@@ -95,6 +95,7 @@ def _compact(
         output_root=owned(store, deployment.output_folder(key)),
         run=run,
         target_bytes=config.target_bytes or stream.retention.compact_target_bytes,
+        sort_order=stream.iceberg.sort_order,
         ended=partial(run_ended, context.instance),
     )
     snapshot = store.snapshot(key)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
@@ -20,6 +20,7 @@ from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_MAX, HISTORY_DAYS_MIN, output_age
 from dagster_leasehold.lease_store.rules.isolation import OnPoison
 from dagster_leasehold.lease_store.rules.node_settings import (
@@ -337,6 +338,17 @@ class ShardStream(Declared):
     def key(self) -> GroupKey:
         """The consumer group within the stream."""
         return GroupKey.parse(self.group, self.name)
+
+    def watermark_of_batch(self, batch: Batch) -> datetime | None:
+        """Return the largest event time of a batch by `watermark_of`; None if it has none."""
+        return self.watermark(batch.statistics, batch.files)
+
+    def watermark(self, statistics: BatchStatistics, files: Iterable[DataFile]) -> datetime | None:
+        """Return the largest event time of these statistics or files; None if they have none."""
+        if self.watermark_of is WatermarkOf.SOURCE:
+            return statistics.last_event_time
+        times = [file.last_event_time for file in files if not file.quarantine]
+        return max((time for time in times if time is not None), default=None)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
         """Check that `nodes` agrees with the nodes that a deployment serves.

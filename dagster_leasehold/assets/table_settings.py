@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -16,16 +16,87 @@ from dagster_leasehold.lease_store.publication_rows import TableName
 
 CATALOG_DEFAULT = "leasehold"
 NAMESPACE_DEFAULT = "leasehold"
-PARTITION_FORM = re.compile(r"(year|month|day|hour)\(event_time\)|shard_id")
-"""A partition field: a transform of the event time, or the shard."""
-PARTITION_FIELD = Field(
-    json_schema_extra={"pattern": r"^(shard_id|(year|month|day|hour)\(event_time\))$"}
-)
+TIME_COLUMN, SHARD_COLUMN = "event_time", "shard_id"
+_PARTITION = r"(?:(\w+)|(year|month|day|hour)\((\w+)\)|(bucket|truncate)\((\d+), ?(\w+)\))"
+_PARTITION_FORM = re.compile(_PARTITION)
+PARTITION_FIELD = Field(json_schema_extra={"pattern": f"^{_PARTITION}$"})
 SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
 """Names of catalog properties that hold secrets, which only the environment can set."""
 _SORT = re.compile(r"(\w+)( asc| desc)?")
+WIDTH_MAX = 2**31 - 1
 _LEVEL = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionField:
+    """One field of a table's partitions.
+
+    Attributes:
+        column: its column.
+        transform: `identity`, `bucket`, `truncate`, `year`, `month`, `day` or `hour`.
+        width: the number of buckets, or the length or width of `truncate`; otherwise 0.
+    """
+
+    column: str
+    transform: str = "identity"
+    width: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the field that a text describes, such as `day(event_time)` or `bucket(16, user)`.
+
+        Raises:
+            InvalidSetting: the text describes none.
+        """
+        match = _PARTITION_FORM.fullmatch(text)
+        column, time, of_time, form, width, of_form = match.groups() if match else [None] * 6
+        field = cls(column or of_time or of_form or "", time or form or "identity", int(width or 0))
+        if match is None or (form and not 0 < field.width <= WIDTH_MAX):
+            raise InvalidSetting(
+                f"The partitioning {shown(text)} is not valid: name a column, or use year, month, "
+                "day or hour of one, bucket(16, column) or truncate(4, column)."
+            )
+        return field
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        if self.width:
+            return f"{self.transform}({self.width}, {self.column})"
+        return self.column if self.transform == "identity" else f"{self.transform}({self.column})"
+
+    @property
+    def name(self) -> str:
+        """The name of the field in the table, as Spark names it."""
+        suffix = {"identity": "", "truncate": "_trunc"}.get(self.transform, f"_{self.transform}")
+        return f"{self.column}{suffix}"
+
+    @property
+    def of_source(self) -> bool:
+        """True for the shard and for times of the event time, which the ledger knows of a file."""
+        is_time = self.transform not in ("identity", "bucket", "truncate")
+        return str(self) == SHARD_COLUMN or (self.column == TIME_COLUMN and is_time)
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """The fields by which the rows of a batch are divided into files.
+
+    Attributes:
+        fields: all fields of the table; empty if files are not divided.
+        open_max: the most partitions into which a task divides the rows of a shard.
+    """
+
+    fields: tuple[PartitionField, ...] = ()
+    open_max: int = 0
+
+
+UNDIVIDED = Partitioning()
+
+
+def sort_text(order: Sequence[str]) -> str:
+    """Return a sort order as one text, such as `user, at desc`; empty for none."""
+    return ", ".join(each.removesuffix(" asc") for each in order)
 
 
 @declared
@@ -41,17 +112,25 @@ class TableSettings(Declared):
     """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default `STREAM`,
     or `STREAM__GROUP` for a group other than `default`."""
     partitioning: tuple[Annotated[str, PARTITION_FIELD], ...] = ("shard_id", "day(event_time)")
-    """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
-    `event_time`, or none."""
+    """The fields of the table's partitions, or none: a column, `bucket(N, column)`,
+    `truncate(N, column)`, or `year`, `month`, `day` or `hour` of a column."""
+    partitions_max: Annotated[int, POSITIVE] = 100
+    """The most partitions into which a task divides the records of a shard in one batch; further
+    records go into one file that is partitioned by `shard_id` only."""
     sort_order: tuple[str, ...] = ()
-    """The columns that engines sort by when they rewrite the table, each with ` asc` or ` desc` if
-    needed."""
+    """The columns by which compaction sorts files, each with ` asc` or ` desc` if needed."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Iceberg's table properties."""
     snapshots_kept: Annotated[int, POSITIVE] = 50
     """The number of newest snapshots that stay readable."""
     publish_interval_s: Annotated[float, NOT_NEGATIVE] = 5.0
     """The shortest average time between publications, in seconds."""
+    out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    """The time by which a record can be older than its shard's newest, for the event time up to
+    which snapshots are complete, in seconds."""
+    idle_after_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
+    """The time after which a shard without new records no longer holds back that event time, in
+    seconds; without it, every shard does."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
@@ -61,6 +140,14 @@ class TableSettings(Declared):
             )
         _check_partitioning(self.partitioning)
         _check_sort_order(self.sort_order)
+
+    @property
+    def divided_by(self) -> Partitioning:
+        """The division of a batch into files: none for the shard and the event time alone."""
+        fields = tuple(PartitionField.parse(text) for text in self.partitioning)
+        if all(field.of_source for field in fields):
+            return UNDIVIDED
+        return Partitioning(fields, self.partitions_max)
 
     def table_name(self, catalog: str, key: GroupKey) -> TableName:
         """Return the full name of a group's table in a catalog."""
@@ -90,14 +177,13 @@ THE_LEASE_DATABASE = CatalogSettings()
 
 
 def _check_partitioning(partitioning: Sequence[str]) -> None:
-    """Check that the ledger's row of a file determines the partition of the whole file."""
-    for text in partitioning:
-        if not PARTITION_FORM.fullmatch(text):
-            raise InvalidSetting(
-                f"The partitioning {shown(text)} can differ within a file: use shard_id, and "
-                "year, month, day or hour of event_time, for example day(event_time)."
-            )
-    if len(set(partitioning)) < len(partitioning):
+    """Check that a partitioning has fields of valid forms, each once.
+
+    Raises:
+        InvalidSetting: a field has another form, or occurs twice.
+    """
+    names = [PartitionField.parse(text).name for text in partitioning]
+    if len(set(names)) < len(names):
         raise InvalidSetting("The partitioning names a field twice: name it once.")
 
 

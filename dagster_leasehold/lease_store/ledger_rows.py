@@ -35,6 +35,9 @@ class DataFile:
         first_event_time: the smallest `event_time` after the transform, or None if unknown.
         last_event_time: the largest one, or None if unknown.
         untimed: the number of records without an event time, or None if unknown.
+        partition: the values that all its records have of fields of the table's partitioning;
+            empty if the shard and the times alone tell the partition.
+        sorted_by: the sort order of its records, such as `user, at desc`; empty for none.
     """
 
     path: str
@@ -45,6 +48,8 @@ class DataFile:
     first_event_time: datetime | None = None
     last_event_time: datetime | None = None
     untimed: int | None = None
+    partition: tuple[tuple[str, str | int | bool | None], ...] = ()
+    sorted_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

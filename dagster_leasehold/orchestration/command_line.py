@@ -41,6 +41,7 @@ COMMANDS = {
     "verify": "inspection",
     "cat": "records",
     "load": "records",
+    "where": "where",
     "replay": "rewriting",
     "compact": "rewriting",
     "vacuum": "vacuum",
@@ -63,7 +64,17 @@ add commands to one application, it is the module that imports the others.
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "First steps": ("init", "dev", "stop", "status", "top", "report", "doctor"),
-    "Streams": ("cat", "load", "replay", "compact", "vacuum", "table", "gap", "quarantine"),
+    "Streams": (
+        "cat",
+        "load",
+        "where",
+        "replay",
+        "compact",
+        "vacuum",
+        "table",
+        "gap",
+        "quarantine",
+    ),
     "Groups": ("group", "checkpoint", "plan", "journal", "verify"),
     "Operations": ("node", "metrics", "db", "shard", "simulate", "version"),
 }

@@ -17,6 +17,7 @@ from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_leasehold.assets.output.table.snapshot_contents import SnapshotContents
+    from dagster_leasehold.assets.output.table.whereabouts import RecordPlace, Whereabouts
 
 
 @declared
@@ -118,6 +122,37 @@ class DeployedStream(ShardStream):
         with self._output() as output:
             all_options: ReadOptions = {"wait": True, **options}
             return output.frame(spark, span=span, time_column=time_column, **all_options)
+
+    def where(self, shard: ShardId | str, cursor: str) -> RecordPlace:
+        """Return the batch, run, files and snapshot of one record.
+
+        Raises:
+            UnknownGroup: the stream is not consumed yet.
+            TableUnavailable: the table cannot be read.
+            OutputUnreadable: the record is not in committed output; the message says why.
+        """
+        with self._whereabouts() as lookup:
+            return lookup.record(ShardId(shard), cursor)
+
+    def contents(self, snapshot_id: int | None = None) -> SnapshotContents:
+        """Return the contents of a snapshot, or of the newest one: cursors and event time.
+
+        Raises:
+            UnknownGroup: the stream is not consumed yet.
+            TableUnavailable: the table cannot be read.
+            OutputUnreadable: the table has no such snapshot.
+        """
+        with self._whereabouts() as lookup:
+            return lookup.contents(snapshot_id)
+
+    @contextmanager
+    def _whereabouts(self) -> Generator[Whereabouts]:
+        from dagster_leasehold.assets.output.table.whereabouts import Whereabouts
+        from dagster_leasehold.assets.places.address import output_place
+
+        with self._output() as own:
+            place = output_place(own.output_root)
+            yield Whereabouts(own.store, own.key, place, own.catalog)
 
     @contextmanager
     def _output(self) -> Generator[CommittedOutput]:

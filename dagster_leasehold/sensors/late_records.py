@@ -23,12 +23,12 @@ from dagster_leasehold.assets.output.table.reading import (
 from dagster_leasehold.assets.output.table.schemas import TIME_COLUMN
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
-from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.windows import Windows
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR, hour_of
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore

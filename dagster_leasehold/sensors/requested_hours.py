@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
 
-from dagster_leasehold.assets.windows.event_frontier import hour_of
 from dagster_leasehold.assets.windows.hourly_asset import hour_key
+from dagster_leasehold.lease_store.rules.event_frontier import hour_of
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.times import stored_time, time_text

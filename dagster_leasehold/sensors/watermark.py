@@ -11,14 +11,18 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.expired_output import expired_output
-from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
-from dagster_leasehold.assets.windows.window_run import lease_times
-from dagster_leasehold.lease_store.errors import LeaseholdError, SourceUnavailable
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.rules.event_frontier import (
+    HOUR,
+    Frontier,
+    IdleShards,
+    complete_hours,
+    frontier,
+    lease_times,
+)
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import time_text
@@ -34,39 +38,10 @@ from dagster_leasehold.sensors.requested_hours import (
     RequestedHours,
 )
 from dagster_leasehold.sensors.steps import deployment_of_tick, opened_instance
-from dagster_leasehold.shard_sources.lag import bounds_of
+from dagster_leasehold.shard_sources.lag import caught_up
 
 HOURS_PER_TICK_MAX = 24
 UNKNOWN = Frontier(None, None, "the complete hours are unknown")
-
-
-@dataclass(slots=True)
-class IdleShards:
-    """How long each shard has been caught up, by this process's own clock.
-
-    After a restart, the time counts from 0, so an hour is requested later, never too early.
-    """
-
-    _since_s: dict[ShardId, tuple[str | None, float]] = field(
-        default_factory=dict[ShardId, tuple[str | None, float]]
-    )
-
-    def idle(
-        self, caught_up: dict[ShardId, str | None], *, now_s: float, allowance_s: float
-    ) -> set[ShardId]:
-        """Return the shards that were caught up, at one checkpoint, for `allowance_s` seconds.
-
-        Args:
-            caught_up: the shards that are caught up now, with their checkpoints.
-            allowance_s: how long a shard counts as active after it has caught up, in seconds.
-        """
-        unchanged = {
-            shard: since
-            for shard, since in self._since_s.items()
-            if shard in caught_up and since[0] == caught_up[shard]
-        }
-        self._since_s = {shard: (at, now_s) for shard, at in caught_up.items()} | unchanged
-        return {shard for shard, (_, at) in self._since_s.items() if now_s - at >= allowance_s}
 
 
 @dataclass(slots=True)
@@ -155,7 +130,9 @@ class WatermarkRounds:
         times = lease_times(leases)
         if self.hourly.idle_after_s is not None:
             idle = self._idle.idle(
-                self._caught_up(leases), now_s=self.clock(), allowance_s=self.hourly.idle_after_s
+                caught_up(self.hourly.stream.source, leases, self._steps),
+                now_s=self.clock(),
+                allowance_s=self.hourly.idle_after_s,
             )
             times = [replace(shard, idle=shard.shard in idle) for shard in times]
         out_of_order = timedelta(seconds=self.hourly.out_of_order_s)
@@ -169,21 +146,6 @@ class WatermarkRounds:
 
     def _hours_until(self, progress: Frontier) -> list[datetime]:
         return complete_hours(self._requested.next, progress.until, HOURS_PER_TICK_MAX)
-
-    def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
-        """Return the checkpoints of the shards with nothing to read; none if the source is away."""
-        places = {
-            lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
-        }
-        try:
-            bounds = bounds_of(self.hourly.stream.source, places, self._steps)
-        except SourceUnavailable:
-            return {}
-        return {
-            shard: place
-            for shard, place in places.items()
-            if shard in bounds and (place or bounds[shard].begin) == bounds[shard].end
-        }
 
     def _launchable(self, hours: Sequence[datetime]) -> list[datetime]:
         """Return the hours that are Dagster partitions, which end at this host's current time."""

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from dagster_leasehold.lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
+from dagster_leasehold.lease_store.errors import (
+    LeaseholdError,
+    SourceRefused,
+    SourceThrottled,
+    SourceUnavailable,
+)
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -161,6 +166,24 @@ def bounds_of(
     items = {bounds_step(shard): shard for shard in cursors}
     answers = steps.attempt_all(items, ask, raises=(SourceRefused, SourceThrottled))
     return {shard: bounds for answer in answers for shard, bounds in answer.items()}
+
+
+def caught_up(
+    source: ShardSource, leases: Iterable[ShardLease], steps: FailingSteps
+) -> dict[ShardId, str | None]:
+    """Return the checkpoints of the shards that have nothing to read, as far as known."""
+    places = {
+        lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
+    }
+    try:
+        bounds = bounds_of(source, places, steps)
+    except SourceUnavailable:
+        return {}
+    return {
+        shard: place
+        for shard, place in places.items()
+        if shard in bounds and (place or bounds[shard].begin) == bounds[shard].end
+    }
 
 
 def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:

@@ -75,6 +75,7 @@ ALLOWED_WITHIN = {
             "outcomes",
             "roles",
             "store",
+            "times",
         }
     },
     # Supervision starts processes; commands and the demo use it, and it knows neither.

@@ -54,7 +54,7 @@ from dagster_leasehold.assets.errors import (
     TransformError,
 )
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement
-from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -379,7 +379,7 @@ class Consumer:
             files=result.files,
             statistics=result.statistics,
             finished=batch.last,
-            watermark=_watermark_after(self._stream, result),
+            watermark=self._stream.watermark(result.statistics, result.files),
             hooked=self._stream.on_commit is not None,
             mistimed=result.mistimed,
             suspicion=suspicion and suspicion.after(batch.size, quarantined=bool(batch.set_aside)),
@@ -425,11 +425,3 @@ class Consumer:
             f"Node {self._node} could not renew its lease in time, so this run stopped without "
             "committing its last batch: the next run reads it again."
         )
-
-
-def _watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:
-    """Return the largest event time of a batch, or None to keep the watermark."""
-    if stream.watermark_of is WatermarkOf.SOURCE:
-        return outcome.statistics.last_event_time
-    times = [file.last_event_time for file in outcome.files if not file.quarantine]
-    return max((time for time in times if time is not None), default=None)

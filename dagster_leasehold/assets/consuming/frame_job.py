@@ -92,7 +92,7 @@ def _attempt(
     explain = partial(failed_job, job=job, ranges=ranges)
     numbers = {range_.shard: numbers[range_.shard] for range_ in ranges}
     with at_work(spark, job, folder, explain):
-        written = RowsWritten(folder, numbers, name_of(job.transform))
+        written = RowsWritten(folder, numbers, name_of(job.transform), job.partitioning)
         texts = rows_of(output, written)
     by_task = [[WrittenFile.of(file) for file in json.loads(text)] for text in texts]
     check_shared(folder, ([(file.path, file.bytes) for file in own] for own in by_task))

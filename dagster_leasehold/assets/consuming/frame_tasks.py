@@ -18,6 +18,7 @@ from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.output.shard_files import ShardFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics, WorkerFailed, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
+from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.registry import reader_from_options
@@ -104,12 +105,14 @@ class RowsWritten:
 
     Attributes:
         numbers: the batch numbers of each shard.
-        transform: the name of the transform, for errors.
+        transform: the name of the transform that made the rows, for errors.
+        partitioning: the fields that divide the rows of a shard.
     """
 
     folder: OutputPlace
     numbers: Mapping[ShardId, range]
     transform: str
+    partitioning: Partitioning = UNDIVIDED
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all rows of a task; if that fails, delete its files.
@@ -117,7 +120,8 @@ class RowsWritten:
         Raises:
             WorkerFailed: some rows could not be written.
         """
-        files = ShardFiles(self.folder, uuid.uuid4().hex, self.numbers, self.transform)
+        name = uuid.uuid4().hex
+        files = ShardFiles(self.folder, name, self.numbers, self.transform, self.partitioning)
         moving = MovingRecords(self.folder)
         try:
             for batch in batches:

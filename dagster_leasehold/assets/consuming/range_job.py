@@ -59,6 +59,7 @@ def attempt_ranges(
         {part: index for own in parts.values() for index, part in enumerate(own)},
         transform,
         name_of(job.transform),
+        job.partitioning,
     )
     explain = partial(failed_job, job=job, ranges=ranges)
     with at_work(spark, job, folder, explain):

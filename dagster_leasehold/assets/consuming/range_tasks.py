@@ -11,6 +11,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked, decodes, schemas_of
@@ -22,6 +23,7 @@ from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
+from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.registry import reader_from_options
@@ -41,6 +43,7 @@ class RangeTasks:
         positions: the position of each range in its batch.
         transform: the pickled transform; None to keep the records as they are.
         transform_name: the transform's name, for errors.
+        partitioning: the fields that divide the rows of a range.
     """
 
     source_options: Mapping[str, str]
@@ -50,6 +53,7 @@ class RangeTasks:
     positions: Mapping[ReadRange, int]
     transform: bytes | None
     transform_name: str
+    partitioning: Partitioning = UNDIVIDED
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the tasks with these numbers; yield the rows of each task's ranges."""
@@ -66,7 +70,10 @@ class RangeTasks:
         except Exception as error:
             failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
             return [RangeRow.failed(range_, failure) for range_ in ranges]
-        task = _Task(reader, transform, self.transform_name, self.folder)
+        files = partial(
+            RangeFiles, self.folder, transform=self.transform_name, partitioning=self.partitioning
+        )
+        task = _Task(reader, transform, self.transform_name, self.folder, files)
         # Files become durable in the background while the next ranges are read and written.
         results = [task.run(range_, self._names(range_)) for range_ in ranges]
         rows = [task.sync(row, files) for row, files in results]
@@ -78,9 +85,9 @@ class RangeTasks:
         """Return a function that returns a new name for each file of a range."""
         shard, position = range_.shard, self.positions[range_]
 
-        def name(*, quarantine: bool) -> str:
+        def name(*, quarantine: bool, part: int) -> str:
             rest = f"{position:04d}-{uuid.uuid4().hex}"
-            return file_name(shard, self.numbers[shard], rest, quarantine=quarantine)
+            return file_name(shard, self.numbers[shard], rest, quarantine=quarantine, part=part)
 
         return name
 
@@ -98,19 +105,24 @@ class RangeTasks:
 
 class _Task:
     def __init__(
-        self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: OutputPlace
+        self,
+        reader: ShardReader,
+        transform: ArrowTransform | None,
+        name: str,
+        folder: OutputPlace,
+        new_files: Callable[..., RangeFiles],
     ) -> None:
         self._reader = reader
         self._transform = transform
         self._name = name
         self._folder = folder
+        self._new_files = new_files
         self._moving = MovingRecords(folder)
 
     def run(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
         """Read, transform and write one range; return its row and its files."""
-        files = RangeFiles(
-            self._folder, names, range_.shard, self._name, columns_vary=decodes(self._transform)
-        )
+        columns_vary = decodes(self._transform)
+        files = self._new_files(names=names, shard=range_.shard, columns_vary=columns_vary)
         try:
             return self._process(range_, files), files
         except Exception as error:

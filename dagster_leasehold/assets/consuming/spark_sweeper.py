@@ -149,6 +149,7 @@ class SparkSweeper:
             watch=replace(spark.watch, doomed=lambda: spark.watch.doomed() or doomed()),
             tasks_max=tasks_max or self._per_core,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
+            partitioning=stream.iceberg.divided_by,
         )
 
     def __call__(

@@ -25,6 +25,7 @@ from dagster_leasehold.assets.places.place import SIGNS_FOLDER, OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import is_plan_error, lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
+from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
@@ -50,6 +51,7 @@ class SweepJob:
         transform: the user's transform, or None to keep the records as they are.
         output_root: the folder of the stream's output, which Spark's workers can also access.
         divide: divides a range into parts for parallel tasks; None if ranges stay whole.
+        partitioning: the fields that divide the rows of a shard into files.
     """
 
     stream: StreamName
@@ -60,6 +62,7 @@ class SweepJob:
     watch: JobWatch
     tasks_max: int
     divide: Divide | None = None
+    partitioning: Partitioning = UNDIVIDED
 
     def begin_attempt(self) -> tuple[str, OutputPlace]:
         """Create an attempt's folder; return its path relative to the output, and the folder."""

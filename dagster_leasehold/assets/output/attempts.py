@@ -101,9 +101,15 @@ def reading(path: OutputPlace, batch: str = "") -> Generator[None]:
         ) from error
 
 
-def file_name(shard: ShardId, numbers: range, rest: str, *, quarantine: bool = False) -> str:
-    """Return the name of a file with the records of some batches; `rest` has no dots."""
+def file_name(
+    shard: ShardId, numbers: range, rest: str, *, quarantine: bool = False, part: int = 0
+) -> str:
+    """Return the name of a file of records of some batches; `rest` has no dots.
+
+    `part` numbers the files of divided rows, from 1 on.
+    """
     kind = ".quarantine" if quarantine else ""
+    rest = f"{rest}-p{part:04d}" if part else rest
     return f"{shard}.{numbers.start}-{numbers.stop - 1}.{rest}{kind}.parquet"
 
 

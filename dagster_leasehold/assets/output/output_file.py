@@ -23,6 +23,7 @@ from dagster_leasehold.assets.output.table.columns import (
     in_stored_types,
     stored_schema,
 )
+from dagster_leasehold.assets.output.table.partition_values import Partition
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
@@ -55,6 +56,7 @@ class OutputFile:
     Args:
         place: the file, whose name is unique.
         quarantine: True for records that could not be parsed.
+        partition: the values of the partition that has all rows, if the rows are divided.
 
     Raises:
         FileExistsError: the file exists.
@@ -62,7 +64,13 @@ class OutputFile:
     """
 
     def __init__(
-        self, shard: ShardId, place: OutputPlace, schema: pa.Schema, *, quarantine: bool
+        self,
+        shard: ShardId,
+        place: OutputPlace,
+        schema: pa.Schema,
+        *,
+        quarantine: bool,
+        partition: Partition = (),
     ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -72,6 +80,7 @@ class OutputFile:
         self._name = place.name
         self._schema, self._columns = (schema, ()) if quarantine else _stored(schema)
         self._quarantine = quarantine
+        self._partition = partition
         self._records = 0
         self._buffered: list[pa.RecordBatch] = []
         self._first: datetime | None = None
@@ -150,6 +159,7 @@ class OutputFile:
             self._columns,
             self._mistimed,
             self._mistimed_at,
+            partition=dict(self._partition),
         )
 
     def sync(self) -> None:
@@ -168,6 +178,15 @@ class OutputFile:
         with contextlib.suppress(Exception):
             self._writer.close()
         self._file.abandon()
+
+
+def in_stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows in the types with which a file stores them.
+
+    Raises:
+        TransformError: no table can have one of the columns, or a value.
+    """
+    return in_stored_types(rows, _stored(rows.schema)[0])
 
 
 @lru_cache(maxsize=64)

@@ -15,29 +15,42 @@ from typing import TYPE_CHECKING, Any
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.attempts import file_name
-from dagster_leasehold.assets.output.output_file import OutputFile, quarantined_and_good, sync_pool
+from dagster_leasehold.assets.output.output_file import (
+    OutputFile,
+    in_stored_columns,
+    quarantined_and_good,
+    sync_pool,
+)
+from dagster_leasehold.assets.output.table.partition_values import Partition, partitioned
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_Kind = tuple[bool, Partition]
+"""True for quarantine, and the partition of the rows."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 RUNS_PER_SHARD_MAX = 4
 
 
 @dataclass(slots=True)
 class RangeFiles:
-    """The files of one range: files of records, and of records in quarantine.
+    """The files of one range: of records, by partition, and of records in quarantine.
+
+    If the rows are not divided, there is at most one file of each kind. Rows beyond the limit of
+    partitions go into one more file, which has no partition of its own.
 
     If the columns of records can vary, records with other columns begin a new file.
 
     Attributes:
-        names: returns a new unique name of a file, given `quarantine`.
+        names: returns a new unique name of a file, given `quarantine` and `part`.
         transform: the name of the transform; empty without one.
         columns_vary: True if records can have other columns than the records before.
+        partitioning: the fields that divide the rows.
     """
 
     folder: OutputPlace
@@ -45,8 +58,9 @@ class RangeFiles:
     shard: ShardId
     transform: str
     columns_vary: bool = False
+    partitioning: Partitioning = UNDIVIDED
     _full: list[OutputFile] = field(default_factory=list["OutputFile"])
-    _open: dict[bool, OutputFile] = field(default_factory=dict[bool, OutputFile])
+    _open: dict[_Kind, OutputFile] = field(default_factory=dict[_Kind, OutputFile])
     _schemas: dict[bool, pa.Schema] = field(default_factory=dict[bool, "pa.Schema"])
     _syncs: list[Future[None]] = field(default_factory=list["Future[None]"])
 
@@ -58,8 +72,22 @@ class RangeFiles:
         """
         bad, good = quarantined_and_good(rows)
         if bad is not None:
-            self._take(bad, quarantine=True)
-        self._take(good, quarantine=False)
+            self._begin(bad, quarantine=True)
+            self._take(bad, (True, ()))
+        if not good.num_rows:
+            return
+        self._begin(good, quarantine=False)
+        if not self.partitioning.fields:
+            self._take(good, (False, ()))
+            return
+        rows_by_part = partitioned(in_stored_columns(good), self.partitioning.fields)
+        for partition, own in rows_by_part:
+            kind = (False, partition)
+            if kind not in self._open and len(self._open) >= self.partitioning.open_max:
+                kind = (False, ())
+            self._take(own, kind)
+        if self.buffered_bytes >= BUFFERED_BYTES_MAX:
+            self.flush()
 
     @property
     def buffered_bytes(self) -> int:
@@ -73,7 +101,8 @@ class RangeFiles:
 
     def finish(self) -> list[WrittenFile]:
         """Complete the files, and start to make them durable."""
-        files = [*self._full, *(self._open[kind] for kind in sorted(self._open))]
+        kinds = sorted(self._open, key=lambda kind: kind[0])
+        files = [*self._full, *(self._open[kind] for kind in kinds)]
         written = [file.finish() for file in files]
         self._syncs = [sync_pool().submit(file.sync) for file in files]
         return written
@@ -90,31 +119,43 @@ class RangeFiles:
             file.abandon()
         self._full, self._open = [], {}
 
-    def _take(self, rows: pa.RecordBatch, *, quarantine: bool) -> None:
-        if rows.num_rows == 0:
+    def _begin(self, rows: pa.RecordBatch, *, quarantine: bool) -> None:
+        """Begin new files if rows have other columns than the rows before.
+
+        Raises:
+            TransformError: they have, and must not.
+        """
+        before = self._schemas.setdefault(quarantine, rows.schema)
+        if rows.schema.equals(before):
             return
-        other_columns = not rows.schema.equals(self._schemas.get(quarantine, rows.schema))
-        if other_columns and self.columns_vary and not quarantine:
-            full = self._open.pop(quarantine)
-            full.flush()
-            self._full.append(full)
-        if quarantine not in self._open:
-            self.folder.make_folder(exist_ok=True)
-            self._schemas[quarantine] = rows.schema
-            self._open[quarantine] = OutputFile(
-                self.shard,
-                self.folder / self.names(quarantine=quarantine),
-                rows.schema,
-                quarantine=quarantine,
-            )
-        elif other_columns:
+        if quarantine or not self.columns_vary:
             raise TransformError(
                 f"The transform {self.transform} returned the columns "
                 f"{_columns(rows.schema)} for some records of shard {self.shard}, and "
-                f"{_columns(self._schemas[quarantine])} for earlier records: return the same "
+                f"{_columns(before)} for earlier records: return the same "
                 "columns of the same types for every table."
             )
-        self._open[quarantine].add(rows)
+        self._schemas[quarantine] = rows.schema
+        for kind in [each for each in self._open if not each[0]]:
+            full = self._open.pop(kind)
+            full.flush()
+            self._full.append(full)
+
+    def _take(self, rows: pa.RecordBatch, kind: _Kind) -> None:
+        if rows.num_rows == 0:
+            return
+        quarantine, partition = kind
+        if kind not in self._open:
+            self.folder.make_folder(exist_ok=True)
+            part = len(self._full) + len(self._open) + 1 if self.partitioning.fields else 0
+            self._open[kind] = OutputFile(
+                self.shard,
+                self.folder / self.names(quarantine=quarantine, part=part),
+                rows.schema,
+                quarantine=quarantine,
+                partition=partition,
+            )
+        self._open[kind].add(rows)
 
 
 def _columns(schema: pa.Schema) -> str:
@@ -128,12 +169,15 @@ class ShardFiles:
     Attributes:
         name: a unique part of the names of the files.
         numbers: the batch numbers of each shard; rows of other shards are refused.
+        transform: the name of the transform; empty without one.
+        partitioning: the fields that divide the rows of a shard.
     """
 
     folder: OutputPlace
     name: str
     numbers: Mapping[ShardId, range]
     transform: str = ""
+    partitioning: Partitioning = UNDIVIDED
     _of: dict[str, RangeFiles] = field(default_factory=dict[str, RangeFiles])
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -176,7 +220,9 @@ class ShardFiles:
             # ignore case.
             rest = f"{self.name}-{len(self._of)}"
             names = partial(file_name, id_, self.numbers[id_], rest)
-            self._of[shard] = RangeFiles(self.folder, names, id_, self.transform)
+            self._of[shard] = RangeFiles(
+                self.folder, names, id_, self.transform, partitioning=self.partitioning
+            )
         return self._of[shard]
 
 

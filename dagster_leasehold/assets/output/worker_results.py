@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +33,7 @@ class _JsonValue:
 
     def plain(self) -> Plain:
         """Return the fields for JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
 
     @classmethod
@@ -89,6 +89,7 @@ class WrittenFile(_JsonValue):
             9999; they are untimed.
         mistimed_at: the cursor of the first such record, or empty.
         schemas: the schemas with which its records were decoded, for messages.
+        partition: the values of its partition, by field; empty if its rows were not divided.
     """
 
     shard: str
@@ -103,6 +104,7 @@ class WrittenFile(_JsonValue):
     mistimed: int = 0
     mistimed_at: str = ""
     schemas: tuple[str, ...] = ()
+    partition: Plain = field(default_factory=dict[str, Any])
 
     def data_file(self, attempt: str) -> DataFile:
         """Return the file for the ledger, with its path below the output folder."""
@@ -114,6 +116,7 @@ class WrittenFile(_JsonValue):
             first_event_time=self.first_event_time,
             last_event_time=self.last_event_time,
             untimed=None if self.quarantine else self.untimed,
+            partition=tuple(self.partition.items()),
         )
 
 

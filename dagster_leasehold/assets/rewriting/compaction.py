@@ -3,16 +3,20 @@
 The ledger row of the first batch lists the merged file, with the number of its batches; the other
 rows list no file. So the ranges of the rows stay contiguous, and a reader of the ledger's files, in
 order, reads the same records as before. No record is transformed, and the source is not read.
+
+The records of each partition stay in files of their own. If the table has a sort order, each merged
+file is sorted by it, and the order of the log is lost. Sorting happens in memory, so a merge then
+writes several files if its records are many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import reduce
-from typing import TYPE_CHECKING
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output import units
@@ -22,7 +26,12 @@ from dagster_leasehold.assets.output.attempts import (
     file_name,
     reading,
 )
-from dagster_leasehold.assets.output.output_file import ROW_GROUP_BYTES, new_parquet
+from dagster_leasehold.assets.output.output_file import (
+    ROW_GROUP_BYTES,
+    event_times,
+    new_parquet,
+    untimed,
+)
 from dagster_leasehold.assets.output.table.columns import (
     arrow_schema,
     columns_of,
@@ -30,9 +39,11 @@ from dagster_leasehold.assets.output.table.columns import (
     merged,
     stored_schema,
 )
+from dagster_leasehold.assets.output.table.partition_values import Partition
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
 from dagster_leasehold.assets.shard_stream import Retention
+from dagster_leasehold.assets.table_settings import sort_text
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
@@ -41,6 +52,11 @@ from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+SORTED_BYTES_MAX = 256 * 1024 * 1024
+"""The most bytes of rows in memory that are sorted at once; a copy of them takes as much."""
+SORTED_ROWS = 100_000
+"""The rows of a row group of a sorted file, so that engines can skip row groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,7 @@ class Compactor:
     Attributes:
         new_attempt: returns a folder name that was never used; by default, a random name.
         target_bytes: the size of a merged file, in bytes.
+        sort_order: the sort order of the table.
         ended: returns True if a run has certainly ended, so that its claims can be taken over.
     """
 
@@ -89,6 +106,7 @@ class Compactor:
     run: str
     new_attempt: Callable[[], str] | None = None
     target_bytes: int = Retention().compact_target_bytes
+    sort_order: Sequence[str] = ()
     ended: units.Ended = lambda _: False
 
     def compact(
@@ -120,6 +138,7 @@ class Compactor:
                     units.each_unit(self._rows(shard, counter)),
                     target_bytes=self.target_bytes,
                     columns=self.columns,
+                    sorted_by=sort_text(self.sort_order),
                 ):
                     report = self.merge(report, merge)
         except LeaseholdError as error:
@@ -221,29 +240,67 @@ class Compactor:
         batches = sum(batch.batches for unit in merge for batch in unit)
         numbers = range(merge[0][0].sequence, merge[-1][-1].last + 1)
         files: list[DataFile] = []
-        for quarantine in (False, True):
-            parts = [
-                file for unit in merge for file in units.unit_files(unit, quarantine=quarantine)
-            ]
-            if not parts:
+        for parts in _parts(merge):
+            quarantine, order = parts[0].quarantine, self.sort_order
+            paths = [(self.output_root / part.path, part.records) for part in parts]
+            name = partial(file_name, shard, numbers, "merged", quarantine=quarantine)
+            if order and not quarantine:
+                files += self._write_sorted(paths, parts[0].partition, attempt, name, len(files))
                 continue
-            name = file_name(shard, numbers, "merged", quarantine=quarantine)
-            records, bytes_ = _concatenate(
-                [(self.output_root / part.path, part.records) for part in parts], folder / name
-            )
+            at = folder / name(part=0 if quarantine else len(files))
+            records, bytes_ = _concatenate(paths, at)
+            file = DataFile(f"{attempt}/{at.name}", records, bytes_, quarantine)
+            first, last = _time_bounds(parts)
             files.append(
-                DataFile(
-                    f"{attempt}/{name}",
-                    records,
-                    bytes_,
-                    quarantine,
-                    batches,
-                    *_time_bounds(parts),
-                    _untimed_records(parts),
+                replace(
+                    file,
+                    first_event_time=first,
+                    last_event_time=last,
+                    untimed=_untimed_records(parts),
+                    partition=parts[0].partition,
                 )
             )
         folder.sync_folder()
-        return tuple(files)
+        return tuple(replace(file, batches=batches) for file in files)
+
+    def _write_sorted(
+        self,
+        paths: Sequence[tuple[OutputPlace, int]],
+        partition: Partition,
+        attempt: str,
+        name: Callable[..., str],
+        number: int,
+    ) -> Iterator[DataFile]:
+        """Write the rows of files of one partition, sorted, into new files; yield these."""
+        schema = _joined_schema([_schema(path) for path, _ in paths])
+        for rows in _portions(_rows_of(paths, schema), SORTED_BYTES_MAX):
+            number += 1
+            at = self.output_root / attempt / name(part=number)
+            table = in_order_of(rows, self.sort_order)
+            with new_parquet(at, schema) as out:
+                for start in range(0, table.num_rows, SORTED_ROWS):
+                    out.writer.write_table(table.slice(start, SORTED_ROWS))
+            yield DataFile(
+                f"{attempt}/{at.name}",
+                table.num_rows,
+                out.bytes,
+                False,
+                1,
+                *event_times(table),
+                untimed(table),
+                partition,
+                sort_text(self.sort_order),
+            )
+
+
+def _parts(merge: Sequence[units.Unit]) -> list[list[DataFile]]:
+    """Return the files of a merge, in order: of each partition, then those in quarantine."""
+    parts: dict[tuple[bool, Partition], list[DataFile]] = {}
+    for quarantine in (False, True):
+        for unit in merge:
+            for file in units.unit_files(unit, quarantine=quarantine):
+                parts.setdefault((quarantine, file.partition), []).append(file)
+    return [*parts.values()]
 
 
 def _time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
@@ -265,31 +322,91 @@ def _untimed_records(parts: Sequence[DataFile]) -> int | None:
 
 
 def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) -> tuple[int, int]:
-    """Write the rows of files, in order, into a new file; return its rows and bytes."""
+    """Write the rows of files, in order, into a new file; return its rows and bytes.
+
+    Raises:
+        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
+    """
+    schema = _joined_schema([_schema(path) for path, _ in parts])
+    records = 0
+    with new_parquet(target, schema) as out:
+        for rows in _portions(_rows_of(parts, schema), ROW_GROUP_BYTES):
+            out.writer.write_table(rows)
+            records += rows.num_rows
+    return records, out.bytes
+
+
+def _rows_of(
+    parts: Sequence[tuple[OutputPlace, int]], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files, in order, with the columns of a schema.
+
+    Raises:
+        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
+    """
+    for path, expected in parts:
+        rows = 0
+        for batch in _batches(path):
+            rows += batch.num_rows
+            yield in_stored_types(batch, schema)
+        if rows != expected:
+            raise LogCorrupt(
+                f"The committed file {path} has {rows} records, the ledger says {expected}: "
+                "restore it from a backup, or replay its batch."
+            )
+
+
+def _portions(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.Table]:
+    """Yield rows in tables of a limited size."""
     import pyarrow as pa
 
-    schema = _joined_schema([_schema(path) for path, _ in parts])
     waiting: list[pa.RecordBatch] = []
-    waiting_bytes = records = 0
-    with new_parquet(target, schema) as out:
-        for path, expected in parts:
-            rows = 0
-            for batch in _batches(path):
-                rows += batch.num_rows
-                waiting.append(in_stored_types(batch, schema))
-                waiting_bytes += batch.nbytes
-                if waiting_bytes >= ROW_GROUP_BYTES:
-                    out.writer.write_table(pa.Table.from_batches(waiting))
-                    waiting, waiting_bytes = [], 0
-            if rows != expected:
-                raise LogCorrupt(
-                    f"The committed file {path} has {rows} records instead of {expected}: restore "
-                    "it from a backup, or replay its batch."
-                )
-            records += rows
-        if waiting:
-            out.writer.write_table(pa.Table.from_batches(waiting))
-    return records, out.bytes
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= bytes_max:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def in_order_of(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Return rows in a sort order; rows that are equal in it stay in their order.
+
+    Nulls come first, or last where the order descends. A column that the rows lack is null.
+
+    Raises:
+        RewriteRefused: a column cannot be sorted.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
+    for text in reversed(order):
+        name, _, way = text.partition(" ")
+        if name not in rows.schema.names:
+            continue
+        down, column = way == "desc", rows.column(name)
+        if pa.types.is_nested(column.type) or pa.types.is_fixed_size_binary(column.type):
+            raise RewriteRefused(
+                f"Column {name} is {column.type}, by which nothing can be sorted: name another "
+                "column in iceberg.sort_order."
+            )
+        keys = [(column, down), (column.is_null(), not down)]
+        if pa.types.is_floating(column.type):
+            # Iceberg places NaN above all other numbers.
+            keys.insert(1, (pc.is_nan(column), down))
+        # The last key counts most, since each sort keeps the order of equal rows.
+        indices = pa.array(np.arange(rows.num_rows))
+        for key, descends in keys:
+            own = pa.table({"key": key.take(indices)})
+            sort_keys = [("key", "descending" if descends else "ascending")]
+            indices = indices.take(pc.sort_indices(own, sort_keys=sort_keys))
+        rows = rows.take(indices)
+    return rows
 
 
 def _joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:

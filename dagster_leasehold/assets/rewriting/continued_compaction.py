@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from dagster_leasehold.assets.output.units import Unit, each_unit, rewritable_until
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, changed_rows, next_merges
+from dagster_leasehold.assets.table_settings import sort_text
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, Compacted
@@ -98,7 +99,12 @@ class ContinuedCompaction:
         if not units:
             return report, progress, False
         columns = self.compactor.columns
-        plan = next_merges(units, target_bytes=self.compactor.target_bytes, columns=columns)
+        plan = next_merges(
+            units,
+            target_bytes=self.compactor.target_bytes,
+            columns=columns,
+            sorted_by=sort_text(self.compactor.sort_order),
+        )
         # The other units were counted with the previous portion.
         new = [unit for unit in units if unit[0].sequence >= progress.examined_until]
         files = sum(len(batch.files) for unit in new for batch in unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,15 +31,16 @@ def each_merge(
     *,
     target_bytes: int,
     columns: Callable[[Unit], UnitColumns] = lambda _: NO_COLUMNS,
+    sorted_by: str = "",
 ) -> Iterator[list[Unit]]:
-    """Yield consecutive units of a shard to merge: each list becomes one file of records.
+    """Yield consecutive units of a shard to merge: each list becomes a file of each partition.
 
     A merge ends at the target size or at the limit of rows, before a file that is large enough, and
-    before columns that do not fit. Only merges that reduce the number of files are yielded. The
-    reading of units ends with the unit that ends a merge.
+    before columns that do not fit. Only merges that reduce the number of files, or sort records,
+    are yielded. The reading of units ends with the unit that ends a merge.
     """
     for stretch in _each_stretch(shard_units, target_bytes, columns):
-        if _saves_files(stretch.units):
+        if _improves(stretch.units, sorted_by):
             yield stretch.units
 
 
@@ -47,7 +49,7 @@ class NextMerges:
     """Merges at the end of a shard's output.
 
     Attributes:
-        merges: consecutive units; each list becomes one file of records.
+        merges: consecutive units; each list becomes a file of each partition.
         until: the number of the batch where the next merges begin.
     """
 
@@ -60,6 +62,7 @@ def next_merges(
     *,
     target_bytes: int,
     columns: Callable[[Unit], UnitColumns] = lambda _: NO_COLUMNS,
+    sorted_by: str = "",
 ) -> NextMerges:
     """Return the merges for output that continues to grow after these units.
 
@@ -75,7 +78,7 @@ def next_merges(
             until = own[0][0].sequence
         if stretch.end is _End.OPEN:
             own = _as_large_behind(own)
-        if _saves_files(own):
+        if _improves(own, sorted_by):
             merges.append(own)
     if until is None:
         until = shard_units[-1][-1].last + 1 if shard_units else 0
@@ -149,7 +152,11 @@ def changed_rows(unit: Unit) -> list[Batch]:
 
 
 def _bytes(unit: Unit) -> int:
-    return sum(file.bytes for file in unit_files(unit, quarantine=False))
+    """Return the bytes of the partition that has the most in a unit."""
+    sizes = Counter[object]()
+    for file in unit_files(unit, quarantine=False):
+        sizes[file.partition] += file.bytes
+    return max(sizes.values(), default=0)
 
 
 def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
@@ -167,8 +174,14 @@ def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
     return pairs[0], pairs[1]
 
 
-def _saves_files(merge: Sequence[Unit]) -> bool:
-    counts = [
-        sum(len(unit_files(unit, quarantine=kind)) for unit in merge) for kind in (False, True)
-    ]
-    return any(count > 1 for count in counts)
+def _improves(merge: Sequence[Unit], sorted_by: str) -> bool:
+    """Return True if a merge reduces the number of files, or sorts records.
+
+    A merge that sorts writes files of a bounded size, which are not merged again by themselves.
+    """
+    bad = [file for unit in merge for file in unit_files(unit, quarantine=True)]
+    good = [file for unit in merge for file in unit_files(unit, quarantine=False)]
+    if len(bad) > 1 or (sorted_by and any(file.sorted_by != sorted_by for file in good)):
+        return True
+    several = any(count > 1 for count in Counter(file.partition for file in good).values())
+    return several and not (sorted_by and len(merge) == 1)

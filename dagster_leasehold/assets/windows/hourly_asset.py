@@ -28,9 +28,9 @@ from dagster_leasehold.assets.shard_stream import (
     prefix_parts,
 )
 from dagster_leasehold.assets.spark.spark_resource import spark_of_run
-from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowResult, build_window
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR, hour_of
 from dagster_leasehold.lease_store.times import parse_time, time_text
 
 KEY_FORMAT = "%Y-%m-%d-%H:%M"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -27,15 +27,13 @@ from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
-from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.windows import Windows
-from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.rules.event_frontier import ShardTime, frontier, lease_times
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.lease_store.window_rows import EventWindow
@@ -75,14 +73,6 @@ def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], fr
     leases = store.snapshot(stream.key).shards
     shards = {row.shard for row in stream.source.list_shards()}
     return lease_times(leases), frozenset(shards - {lease.shard for lease in leases})
-
-
-def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
-    """Return the event time of each shard from the lease tables."""
-    return [
-        ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
-        for lease in leases
-    ]
 
 
 def build_window(

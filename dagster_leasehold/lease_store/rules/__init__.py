@@ -9,7 +9,7 @@ packages above can call them: planners, sensors, runs, clients and simulations.
 | nodes | `liveness`, `node_settings` |
 | plans | `planning`, `assignment_plan` |
 | the ledger | `ledger`, `gap_policy`, `isolation`, `deletable_history` |
-| the table | `publishing`, `rolling_forward` |
+| the table | `publishing`, `rolling_forward`, `event_frontier` |
 | proofs | `verification`, `history_proof` |
 | one consumer | `consumer_lifecycle`, `failing_steps`, `obstacles`, `progress`, `refusals` |
 """

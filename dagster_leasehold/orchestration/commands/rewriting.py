@@ -118,7 +118,7 @@ def compact(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Merge small files of committed output into larger ones, in the same order.
+    """Merge small files of committed output into larger ones, in the table's sort order, if any.
 
     Readers and consumption continue. `leasehold vacuum` removes the small files.
     """
@@ -132,6 +132,7 @@ def compact(
         output_root=target.own_output(key),
         run=run,
         target_bytes=target_mib * 1024 * 1024,
+        sort_order=target.declared(stream).iceberg.sort_order,
         ended=lambda former: former == replaces,
     )
     with progress("compacting", "batches") as show, _releasing_claims():

@@ -100,6 +100,7 @@ def move(
 
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
+    from dagster_leasehold.assets.output.table.completeness import ShardLooks
     from dagster_leasehold.assets.output.table.group_table import build_publisher
 
     declared = target.with_group(stream, group)
@@ -113,15 +114,17 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         settings=declared.iceberg,
         catalog=catalog,
         place=target.output(key),
+        watermark=declared.watermark_of_batch,
     )
+    seen = ShardLooks(declared, target.store, time.monotonic).look()
     lock = _wait_for_lock(target, name, publisher)
     try:
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
         with progress("publishing", "batches", total) as show:
-            report = publisher.adopt(lock, _tell) if adopt else publisher.publish(lock)
+            report = publisher.adopt(lock, _tell) if adopt else publisher.publish(lock, seen)
             while report.more:
-                report = report.plus(publisher.publish(lock))
+                report = report.plus(publisher.publish(lock, seen))
                 show(report.batches)
         comparison = publisher.comparison.compare()
     finally:

@@ -34,6 +34,7 @@ from tests.table_engines import (
 )
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.output.table.publishing_world import Publishing
+from tests.unit.assets.output.table.test_divided_tables import USERS, scene_of
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -257,3 +258,28 @@ def test_an_engine_reads_all_records_and_opens_only_files_that_match_the_filter(
     assert ordered(rows) == table.rows(LATE)
     with pytest.raises(Exception, match=r"(?i)parquet"):
         read(at, ALWAYS)
+
+
+@LONG
+def test_spark_opens_only_the_files_of_a_partition(
+    spark_reader: SparkReader, tmp_path: Path
+) -> None:
+    """Goal: Spark agrees on the values of partitions, also on the buckets of texts and times."""
+    scene = scene_of(
+        tmp_path, partitioning=("user", "bucket(8, code)", "hour(event_time)"), sort_order=("n",)
+    )
+    scene.consume()
+    for _ in range(2):
+        scene.publish()
+        rows, whole = spark_reader.rows(scene.metadata_at(), "true")
+        assert len(rows) == 40
+        for user in USERS:
+            own = "user is null" if user is None else f"user = '{user}'"
+            rows, files = spark_reader.rows(scene.metadata_at(), f"{own} and code = '00x'")
+            assert {USERS[int(row["cursor"]) % 4] for row in rows} <= {user}
+            assert (
+                len(rows)
+                == sum(USERS[number % 4] == user and number % 6 == 0 for number in range(20)) * 2
+            )
+            assert files < whole / 3
+        scene.compact()

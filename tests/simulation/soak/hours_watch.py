@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.windows.event_frontier import HOUR
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR
 from dagster_leasehold.lease_store.window_rows import EventWindow
 from tests.simulation.soak.findings import Figures, Findings, Since
 

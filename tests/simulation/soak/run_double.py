@@ -27,12 +27,12 @@ from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.partitions import consume_op_name
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.shard_sources.source import ReadRange

@@ -19,12 +19,12 @@ from typing import Any
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.group_rows import GapPolicy, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import Limits

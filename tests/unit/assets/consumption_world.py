@@ -21,6 +21,7 @@ from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_settings import UNDIVIDED
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
@@ -44,6 +45,7 @@ class ArrowSweeper:
         self.before: Callable[[], None] = lambda: None
         self.refuses: Callable[[bytes], bool] = lambda _: False
         self.transform = ""
+        self.partitioning = UNDIVIDED
         self.keeps: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
         self._numbers = itertools.count()
         self._label = uuid.uuid4().hex  # an address comes again once its owner is gone
@@ -62,7 +64,9 @@ class ArrowSweeper:
     def _write(self, range_: ReadRange, numbers: range) -> SweepOutcome:
         attempt = f"attempts/{next(self._numbers)}-{self._label}"
         own = {range_.shard: numbers}
-        files = ShardFiles(self.output_root / attempt, "0-0", own, self.transform)
+        files = ShardFiles(
+            self.output_root / attempt, "0-0", own, self.transform, self.partitioning
+        )
         seen = RangeStatistics()
         for batch in self.log.read(range_):
             for part in exact(batch):
@@ -117,6 +121,7 @@ class World:
         for node in (NODE, OTHER):
             self.store.register(self.key, Node(node, 0, f"{node}-1"), observer="test")
         self.sweeper = ArrowSweeper(self.log, self.place)
+        self.sweeper.partitioning = self.stream.iceberg.divided_by
         self.beat = Beat()
         self.now_s = 0.0
         self.sync()

@@ -64,6 +64,7 @@ def settled(text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "2026-03-01T12:00:00", text)
     text = re.sub(r"(?<=T12:00:00)\.\d{6}", ".000000", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "0123456789abcdef" * 2, text)
+    text = re.sub(r"\b\d{15,20}\b", "4711471147114711471", text)
     text = text.replace(str(Path.cwd()), "/srv/requests")
     versions = "here Python 3.12.3, pyspark 4.1.1, pyarrow 21.0.0, dagster-leasehold 0.2.0."
     text = re.sub("here Python .*", versions, text)
@@ -126,6 +127,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     scene.run("cat demo --parquet requests.parquet")
     scene.outputs["cat", "--parquet"] = scene.outputs.pop(("cat",))
     scene.run("cat demo 0")
+    scene.run("where demo 0 1")
     scene.run("checkpoint get", words=2)
     scene.run("shard list", words=2)
     scene.run("group list", words=2)

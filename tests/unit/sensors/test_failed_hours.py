@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR
 from dagster_leasehold.sensors.requested_hours import (
     FIRST_ATTEMPTS_MAX,
     INCOMPLETE_MAX,

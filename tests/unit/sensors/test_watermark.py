@@ -14,7 +14,6 @@ import pytest
 from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.table_settings import THE_LEASE_DATABASE, TableSettings
-from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import (
     HourlyAsset,
     LateAction,
@@ -24,6 +23,7 @@ from dagster_leasehold.assets.windows.hourly_asset import (
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.rules.event_frontier import HOUR
 from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.sensors.watermark import WatermarkRounds, build_watermark_sensor
 from dagster_leasehold.shard_sources.local_log import LocalLog

@@ -1,18 +1,27 @@
 """Converts between files of the ledger and manifest entries, without reading the files.
 
 The bounds come from the writer. A file is in a partition if all its records are. All its records
-belong to one shard; they belong to one day if their event times are known and within that day.
-Other files use a spec with only the shard, and readers exclude them by their bounds.
+belong to one shard; they belong to one day if their event times are known and in this day. The
+writer knows the values of other fields, by which it divides records into files. Any other file gets
+the spec that has only the shard, and readers exclude it by its bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import shard_and_batches
-from dagster_leasehold.assets.output.table.schemas import shard_field, time_field
+from dagster_leasehold.assets.output.table.partition_values import Partition
+from dagster_leasehold.assets.output.table.schemas import (
+    field_text,
+    shard_field,
+    sort_orders,
+    time_field,
+)
+from dagster_leasehold.assets.table_settings import SHARD_COLUMN
+from dagster_leasehold.assets.table_settings import PartitionField as Field
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
 
@@ -20,7 +29,11 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import Record
+
+_UNKNOWN = object()
+"""The value of a field for a file whose records can have several values."""
 
 
 @dataclass(slots=True)
@@ -30,13 +43,16 @@ class FileForm:
     Attributes:
         specs: the specs for files, in order of preference.
         root: the location of the output, which precedes the paths of the ledger.
+        orders: the numbers of the table's sort orders, by their texts.
     """
 
     schema: Schema
     specs: Sequence[PartitionSpec]
     root: str
+    orders: Mapping[str, int] = field(default_factory=dict[str, int])
     _shard_id: int | None = field(init=False)
     _time_id: int | None = field(init=False)
+    _texts: dict[int, str] = field(default_factory=dict[int, str], init=False)
 
     def __post_init__(self) -> None:
         shard, time = shard_field(self.schema), time_field(self.schema)
@@ -59,7 +75,7 @@ class FileForm:
             partition=partition,
             record_count=file.records,
             file_size_in_bytes=file.bytes,
-            sort_order_id=None,
+            sort_order_id=self.orders.get(file.sorted_by),
             equality_ids=None,
             key_metadata=None,
             **self._statistics(shard, file),
@@ -95,37 +111,61 @@ class FileForm:
         """Return the first spec with all records of a file in one partition, and the partition."""
         from pyiceberg.typedef import Record
 
+        own = dict(file.partition)
         for spec in self.specs:
-            values = [self._value(part, shard, file) for part in spec.fields]
-            if None not in values:
+            values = [
+                own[text] if (text := self._text(part)) in own else self._value(part, shard, file)
+                for part in spec.fields
+            ]
+            if _UNKNOWN not in values:
                 return spec, Record(*values)
         raise AssertionError("The last spec fits every file.")
 
+    def _text(self, part: PartitionField) -> str:
+        if part.field_id not in self._texts:
+            self._texts[part.field_id] = field_text(self.schema, part)
+        return self._texts[part.field_id]
+
     def _value(self, part: PartitionField, shard: ShardId, file: LedgerFile) -> object:
-        """Return the common value of all records of a file for a partition field, or None."""
-        if part.source_id == self._shard_id:
-            return str(shard)
+        """Return the common value of all records of a file for a field of the source."""
+        from pyiceberg.transforms import IdentityTransform
         from pyiceberg.utils.datetime import datetime_to_micros
+
+        if part.source_id == self._shard_id and isinstance(part.transform, IdentityTransform):
+            return str(shard)
+        if part.source_id != self._time_id or not _is_time(part):
+            return _UNKNOWN
 
         first, last = file.first_event_time, file.last_event_time
         if first is None or last is None or file.untimed != 0:
-            return None
+            return _UNKNOWN
         source = self.schema.find_field(part.source_id)
         transform = part.transform.transform(source.field_type)
         begin, end = transform(datetime_to_micros(first)), transform(datetime_to_micros(last))
-        return begin if begin == end else None
+        return begin if begin == end else _UNKNOWN
 
 
-def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | None, LedgerFile]:
-    """Convert a manifest entry to its shard and the ledger's file.
+def _is_time(part: PartitionField) -> bool:
+    """Return True if a field has years, months, days or hours."""
+    return str(part.transform) in ("year", "month", "day", "hour")
 
-    The shard is None if the file comes from another program and has several shards, or an unknown
-    one.
+
+def ledger_file(
+    metadata: TableMetadata, root: str, entry: DataFile
+) -> tuple[ShardId | None, LedgerFile]:
+    """Return the shard and the ledger's form of a manifest entry.
+
+    The shard is None for a file of another program with an unknown shard or several shards.
+
+    Args:
+        metadata: the newest metadata of the table.
+        root: the location of the output.
     """
     from pyiceberg.conversions import from_bytes
     from pyiceberg.types import LongType
     from pyiceberg.utils.datetime import micros_to_timestamptz
 
+    schema = metadata.schema()
     lower, upper = entry.lower_bounds or {}, entry.upper_bounds or {}
     path = entry.file_path.removeprefix(f"{root}/")
     named = shard_and_batches(path.rsplit("/", 1)[-1])
@@ -145,4 +185,16 @@ def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | N
     file = LedgerFile(
         path, records, size, first_event_time=begin, last_event_time=end, untimed=untimed
     )
-    return shard, file
+    orders = {number: text for text, number in sort_orders(metadata).items()}
+    sorted_by = orders.get(entry.sort_order_id or 0, "")
+    return shard, replace(file, partition=_partition_of(metadata, entry), sorted_by=sorted_by)
+
+
+def _partition_of(metadata: TableMetadata, entry: DataFile) -> Partition:
+    """Return the values of an entry's partition; empty if shard and times tell them."""
+    schema, fields = metadata.schema(), metadata.specs()[entry.spec_id].fields
+    texts = [field_text(schema, part) for part in fields]
+    if all(Field.parse(text).of_source for text in texts):
+        return ()
+    values = [(text, entry.partition[at]) for at, text in enumerate(texts)]
+    return tuple(each for each in values if each[0] != SHARD_COLUMN)

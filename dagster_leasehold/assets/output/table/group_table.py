@@ -13,6 +13,7 @@ from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.other_catalog import open_catalog
 from dagster_leasehold.assets.output.table.publisher import Publisher
+from dagster_leasehold.assets.output.table.shard_states import Watermark
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
@@ -30,13 +31,17 @@ def build_publisher(
     place: OutputPlace,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     new_id: Callable[[], UUID] = uuid4,
+    watermark: Watermark = lambda _: None,
 ) -> Publisher:
-    """Return the publisher of a group's output."""
+    """Return the publisher of a group's output.
+
+    `watermark` returns the largest event time of a batch, or None.
+    """
     io = PlaceIO(place, location_of(place))
     name = settings.table_name(catalog.name, key)
     table_catalog = open_catalog(catalog, name, store, io, lambda: new_id().hex)
     own = GroupTable(store, key, name, table_catalog, io, place)
-    return Publisher(own, settings, now_ms, new_id)
+    return Publisher(own, settings, now_ms, new_id, watermark)
 
 
 def find_table(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.output.table.catalogs import OpenTable
 from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.snapshot_contents import cursor_files
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 
@@ -80,6 +81,7 @@ def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
     yield table.at
     if (mark := mark_of(table.metadata)) and mark.states:
         yield mark.states
+    yield from cursor_files(table.metadata)
     for version in table.metadata.metadata_log:
         yield version.metadata_file
     for snapshot in table.metadata.snapshots:

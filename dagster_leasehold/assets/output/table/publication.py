@@ -59,6 +59,8 @@ class SnapshotPlan:
         removed: paths, with their shards if known.
         oldest_first: True if the removed files are the oldest of the table.
         without_deletes: True if it also removes the delete files of other programs.
+        committed: the batches that it adds, shard by shard in order.
+        withdrawn: the shards from which it removes withdrawn batches.
     """
 
     operation: Operation
@@ -67,6 +69,8 @@ class SnapshotPlan:
     oldest_first: bool = False
     batches: int = 0
     without_deletes: bool = False
+    committed: tuple[tuple[Batch, ...], ...] = ()
+    withdrawn: frozenset[ShardId] = frozenset()
 
     @property
     def records(self) -> int:
@@ -81,16 +85,12 @@ class PublicationPlan:
     Attributes:
         snapshots: in order; at least one if there is anything to publish.
         rejected: a sentence for each change that is rejected or incomplete.
-        spans: the first and the last batch of each range.
-        withdrawn: the shards with withdrawn batches.
     """
 
     snapshots: tuple[SnapshotPlan, ...] = ()
     ranges: tuple[PublishedRange, ...] = ()
     changes: tuple[int, ...] = ()
     rejected: tuple[str, ...] = ()
-    spans: tuple[tuple[Batch, Batch], ...] = ()
-    withdrawn: frozenset[ShardId] = frozenset()
 
     @property
     def batches(self) -> int:
@@ -142,14 +142,7 @@ def plan_publication(
         )
         snapshots.append(_of_batches(waiting))
     numbers = tuple(each.sequence for each in changes)
-    return PublicationPlan(
-        tuple(snapshots),
-        ranges,
-        numbers,
-        tuple(rejected),
-        tuple((each.batches[0], each.batches[-1]) for each in waiting) if ranges else (),
-        frozenset(each.shard for each in changes if each.kind is ChangeKind.WITHDRAWAL),
-    )
+    return PublicationPlan(tuple(snapshots), ranges, numbers, tuple(rejected))
 
 
 def _possible(
@@ -191,7 +184,8 @@ def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
         if not file.quarantine
     ]
     batches = sum(batch.batches for shard in backlog for batch in shard.batches)
-    return SnapshotPlan(Operation.APPEND, tuple(added), batches=batches)
+    committed = tuple(shard.batches for shard in backlog)
+    return SnapshotPlan(Operation.APPEND, tuple(added), batches=batches, committed=committed)
 
 
 def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
@@ -206,4 +200,5 @@ def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> Snapsho
             if not file.quarantine:
                 added[file.path] = (change.shard, file)
     oldest = all(change.kind is ChangeKind.EXPIRY for change in changes)
-    return SnapshotPlan(operation, tuple(added.values()), removed, oldest)
+    withdrawn = frozenset(each.shard for each in changes if each.kind is ChangeKind.WITHDRAWAL)
+    return SnapshotPlan(operation, tuple(added.values()), removed, oldest, withdrawn=withdrawn)

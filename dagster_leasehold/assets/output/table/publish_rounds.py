@@ -33,6 +33,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 
 if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.completeness import ShardLooks
     from dagster_leasehold.assets.output.table.publish_locks import PublishReport
     from dagster_leasehold.assets.output.table.publisher import Publisher
 
@@ -83,6 +84,7 @@ class PublishRounds:
     snapshot: int | None = None
     unpublished: bool = True
     _publisher: Publisher | None = None
+    _looks: ShardLooks | None = None
     _number: int = 0
     _due_s: float = -math.inf
     _cleaning_due_s: float = -math.inf
@@ -149,6 +151,7 @@ class PublishRounds:
         in between.
         """
         # PyIceberg takes a third of a second to load, and is not needed without a backlog.
+        from dagster_leasehold.assets.output.table.completeness import ShardLooks
         from dagster_leasehold.assets.output.table.group_table import build_publisher
         from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 
@@ -166,7 +169,11 @@ class PublishRounds:
                 settings=settings,
                 catalog=catalog,
                 place=self.deployment.output_folder(key),
+                watermark=self.stream.watermark_of_batch,
             )
+            self._looks = ShardLooks(self.stream, store, self.clock)
+        assert self._looks is not None, "It comes with the publisher."
+        seen = self._looks.look()
         name = settings.table_name(catalog.name, key)
         lock = take_lock(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
         if not isinstance(lock, PublishLock):
@@ -176,9 +183,9 @@ class PublishRounds:
         punctual = began_s - self._due_s < interval_s
         self._due_s = (self._due_s if punctual else began_s) + interval_s
         try:
-            report = self._publisher.publish(lock)
+            report = self._publisher.publish(lock, seen)
             while report.more and self.clock() - began_s < LOCK_BUDGET_S:
-                report = report.plus(self._publisher.publish(lock))
+                report = report.plus(self._publisher.publish(lock, seen))
             if not self.run and self.clock() >= self._cleaning_due_s:
                 self._cleaning_due_s = self.clock() + CLEANING_EVERY_S
                 age = timedelta(seconds=self.stream.retention.vacuum_after_s)

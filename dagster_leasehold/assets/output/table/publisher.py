@@ -12,10 +12,11 @@ Step 4 depends on the catalog: see `table.catalogs` and `table.other_catalog`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement, Columns
 from dagster_leasehold.assets.output.table.comparison import TableComparison
+from dagster_leasehold.assets.output.table.completeness import Completeness, ShardsSeen
 from dagster_leasehold.assets.output.table.maintenance import old_metadata, unnamed
 from dagster_leasehold.assets.output.table.marks import (
     MARK_PROPERTY,
@@ -45,10 +47,18 @@ from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
 from dagster_leasehold.assets.output.table.schemas import columns_of_table
 from dagster_leasehold.assets.output.table.shard_states import (
     States,
+    Watermark,
     read_states,
-    states_after,
     states_location,
+    states_of_snapshots,
     write_states,
+)
+from dagster_leasehold.assets.output.table.snapshot_contents import (
+    completeness_of,
+    cursor_files,
+    in_summary,
+    own_snapshot,
+    summary_of,
 )
 from dagster_leasehold.assets.output.table.staging import Staging, new_metadata
 from dagster_leasehold.assets.table_settings import TableSettings
@@ -56,8 +66,15 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import LockOver, Settled, Stale
-from dagster_leasehold.lease_store.publication_rows import PlannedPublication, PublishLock
-from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    PublishLock,
+    ShardBacklog,
+)
+from dagster_leasehold.lease_store.roles.publications import (
+    BACKLOG_BATCHES,
+    CHANGES_PER_PUBLICATION,
+)
 from dagster_leasehold.lease_store.tracing import note, span
 
 if TYPE_CHECKING:
@@ -96,12 +113,14 @@ class Publisher:
     Attributes:
         now_ms: returns milliseconds of the Unix epoch, to date snapshots for time travel.
         new_id: returns an id that was never used.
+        watermark: returns the largest event time of a batch, or None.
     """
 
     own: GroupTable
     settings: TableSettings
     now_ms: Callable[[], int]
     new_id: Callable[[], UUID]
+    watermark: Watermark = lambda _: None
     _agreement: ColumnAgreement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,8 +137,15 @@ class Publisher:
         return TableComparison(self.own)
 
     @span("publication")
-    def publish(self, lock: PublishLock) -> PublishReport:
-        """Publish waiting batches and changes, as one publication."""
+    def publish(self, lock: PublishLock, seen: ShardsSeen | None = None) -> PublishReport:
+        """Publish waiting batches and changes, as one publication.
+
+        Args:
+            seen: the shards, read before the lock was taken; None if they are unknown.
+
+        Raises:
+            TableUnavailable: the catalog or the output cannot be reached.
+        """
         note(stream=str(self.own.key.stream), group=str(self.own.key.group), epoch=lock.epoch)
         failpoints.reach("after_publish_lock")
         # The table is read first. If the lock is still held afterwards, only the pending
@@ -129,7 +155,7 @@ class Publisher:
         if now is None or now.epoch != lock.epoch:
             return LOST
         if now.pending is not None:
-            return self._settle(lock, table, now.pending, resend=True) or self.publish(lock)
+            return self._settle(lock, table, now.pending, resend=True) or self.publish(lock, seen)
         metadata = None if table is None else table.metadata
         if conflict := table_conflict(self.own.name, now, metadata, self.own.io):
             raise TableUnavailable(conflict)
@@ -139,12 +165,13 @@ class Publisher:
             return PublishReport(explanation="Everything that is committed is published.")
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
         missing = set[str]()
+        complete = self._completeness(metadata, seen, backlog)
         while True:
             plan = plan_publication(
                 backlog, changes, changes_max=CHANGES_PER_PUBLICATION, missing=missing
             )
             try:
-                return self._carry_out(lock, table, plan, more=more)
+                return self._carry_out(lock, table, plan, replace(complete), more=more)
             except _FilesMissing as error:
                 # The loop ends: each plan excludes at least one more change.
                 missing |= error.paths
@@ -239,6 +266,7 @@ class Publisher:
         lock: PublishLock,
         table: OpenTable | None,
         plan: PublicationPlan,
+        complete: Completeness | None = None,
         *,
         more: bool,
         adopts: bool = False,
@@ -246,8 +274,14 @@ class Publisher:
     ) -> PublishReport:
         """Stage a plan on top of a state of the table, and commit it.
 
-        With `adopts`, the table adopts the ledger in all shards. `instead_of` is the location of
-        lost metadata that the pointer names; the table is recreated.
+        Args:
+            table: the state, or None if there is no table.
+            plan: the next publication.
+            complete: tells up to when the snapshots are complete; None if it is unknown.
+            more: True if more than the plan waits for publication.
+            adopts: True if the table adopts the ledger in all shards.
+            instead_of: the location of lost metadata, which the pointer names; the table starts
+                over.
         """
         owned(self.own.store, self.own.place)
         if instead_of:
@@ -260,12 +294,14 @@ class Publisher:
             if table.metadata.snapshots:
                 return CREATED
         self._check_location(table)
-        planned, staging = self._staged(lock, table, plan, adopts=adopts)
+        if adopts or complete is None:
+            complete = Completeness()
+        planned, staging = self._staged(lock, table, plan, complete, adopts=adopts)
         failpoints.reach("after_stage")
         outcome = self.own.catalog.publish(lock, table, staging, planned)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:
-                self.own.io.discard([before.states])
+                self.own.io.discard({before.states} - cursor_files(staging.metadata))
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
@@ -280,7 +316,13 @@ class Publisher:
 
     @span("stage")
     def _staged(
-        self, lock: PublishLock, table: OpenTable, plan: PublicationPlan, *, adopts: bool
+        self,
+        lock: PublishLock,
+        table: OpenTable,
+        plan: PublicationPlan,
+        complete: Completeness,
+        *,
+        adopts: bool,
     ) -> tuple[PlannedPublication, Staging]:
         """Write the snapshots of a publication; return its row for the store, and the snapshots."""
         number, io, settings = self.new_id().hex, self.own.io, self.settings
@@ -290,27 +332,17 @@ class Publisher:
         staging.evolve(self._columns(), settings.partitioning, settings.sort_order)
         staging.set_properties(settings.properties)
         before = table.metadata.current_snapshot()
-        marks = {GROUP_KEY: str(self.own.key), PUBLICATION_KEY: number}
-        for snapshot in plan.snapshots:
-            counts = {
-                "leasehold.batches": str(snapshot.batches),
-                "leasehold.records": str(snapshot.records),
-            }
-            staging.add(snapshot, marks | counts)
-            if staging.missing:
-                io.discard(staging.written)
-                raise _FilesMissing(staging.missing)
-        if staging.metadata.current_snapshot() == before:
-            # For batches without records or rejected changes, an empty snapshot moves the cursors.
-            repairs = bool(plan.snapshots) and plan.snapshots[-1].without_deletes
-            operation = plan.snapshots[-1].operation if repairs else Operation.APPEND
-            staging.add(SnapshotPlan(operation, without_deletes=repairs), marks, empty=True)
+        states = states_of_snapshots(
+            self.own.store,
+            self.own.key,
+            None if adopts else self._states(table.metadata),
+            plan,
+            self.watermark,
+        )
+        at = self._add_snapshots(number, plan, staging, states, complete)
         current = staging.metadata.current_snapshot()
         assert current is not None
-        at = states_location(table.metadata.location, number)
         mark = Mark(number, current.sequence_number or 0, self._next_number(), lock.epoch, at)
-        write_states(io, at, self._states_after(table.metadata, plan, adopts=adopts))
-        staging.written.append(at)
         staging.set_properties({MARK_PROPERTY: str(mark)})
         if before and any(each.without_deletes and each.removed for each in plan.snapshots):
             # Only this tag keeps files that an adoption removes.
@@ -323,20 +355,74 @@ class Publisher:
         )
         return planned, staging
 
+    def _add_snapshots(
+        self,
+        number: str,
+        plan: PublicationPlan,
+        staging: Staging,
+        each_states: Iterator[States],
+        complete: Completeness,
+    ) -> str:
+        """Stage the snapshots of a publication; return the location of the states after it."""
+        before, root = staging.metadata.current_snapshot(), staging.metadata.location
+        marks = {GROUP_KEY: str(self.own.key), PUBLICATION_KEY: number}
+        own, at, final = dict[str, str](), "", len(plan.snapshots)
+        for place, (snapshot, states) in enumerate(zip_longest(plan.snapshots, each_states), 1):
+            at = states_location(root, number, 0 if place >= final else place)
+            if place >= final or not in_summary(states):
+                write_states(self.own.io, at, states)
+                staging.written.append(at)
+            own = marks | summary_of(states, at, complete.after(states, snapshot))
+            if snapshot is None:
+                continue
+            counts = {
+                "leasehold.batches": str(snapshot.batches),
+                "leasehold.records": str(snapshot.records),
+            }
+            # Cursors that move behind a snapshot of changes need a snapshot, too.
+            moves = place > 1 and bool(snapshot.committed)
+            staging.add(snapshot, own | counts, empty=moves)
+            if staging.missing:
+                self.own.io.discard(staging.written)
+                raise _FilesMissing(staging.missing)
+        if staging.metadata.current_snapshot() == before:
+            # For batches without records or rejected changes, an empty snapshot moves the cursors.
+            repairs = bool(plan.snapshots) and plan.snapshots[-1].without_deletes
+            operation = plan.snapshots[-1].operation if repairs else Operation.APPEND
+            staging.add(SnapshotPlan(operation, without_deletes=repairs), own, empty=True)
+        return at
+
     def _next_number(self) -> int:
         publication = self.own.store.publication(self.own.key)
         return 1 if publication is None else publication.number + 1
 
-    def _states_after(
-        self, before: TableMetadata, plan: PublicationPlan, *, adopts: bool
-    ) -> States:
-        """Return the part of each shard in the table after the plan; see `shard_states`."""
-        states, mark = None, None if adopts else mark_of(before)
-        if mark is not None:
-            # Without a readable file, the states come from the ledger.
+    def _states(self, before: TableMetadata) -> States | None:
+        """Return how much the table has of each shard; None if it is unknown."""
+        if (mark := mark_of(before)) is not None:
+            # The ledger tells what a damaged file does not.
             with suppress(LogCorrupt):
-                states = read_states(self.own.io, mark.states)
-        return states_after(self.own.store, self.own.key, states, plan)
+                return read_states(self.own.io, mark.states)
+        return None
+
+    def _completeness(
+        self,
+        metadata: TableMetadata | None,
+        seen: ShardsSeen | None,
+        backlog: Sequence[ShardBacklog],
+    ) -> Completeness:
+        """Return the rule for the next snapshots; the backlog was read after the shards."""
+        newest = None if metadata is None else metadata.current_snapshot()
+        own = None if metadata is None else own_snapshot(metadata, newest)
+        complete = Completeness(completeness_of(own))
+        # Above this limit, other shards can have unpublished batches, too.
+        if seen is None or len(backlog) >= BACKLOG_BATCHES:
+            return complete
+        gaps = self.own.store.gaps(self.own.key, acknowledged=False)
+        complete.seen = seen
+        complete.behind = {each.shard: each.more for each in backlog}
+        complete.gaps = any(gap.skipped for gap in gaps)
+        complete.out_of_order_s = self.settings.out_of_order_s
+        return complete
 
     def _snapshot_id(self) -> int:
         return self.new_id().int >> 66

@@ -137,11 +137,11 @@ def shards_ahead(own: GroupTable, table: OpenTable, mark: Mark, states: States) 
 def _files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[ShardId, DataFile]]:
     from pyiceberg.manifest import DataFileContent
 
-    schema, root = table.metadata.schema(), table.metadata.location.rstrip("/")
+    root = table.metadata.location.rstrip("/")
     for entry in current_entries(io, table):
         if entry.content != DataFileContent.DATA:
             continue
-        shard, file = ledger_file(schema, root, entry)
+        shard, file = ledger_file(table.metadata, root, entry)
         if shard is None:
             raise TableUnavailable(
                 f"The ledger cannot follow its table: the file {file.path}, which another program "

@@ -18,17 +18,16 @@ from dagster_leasehold.assets.output.table.columns import (
     columns_of,
     stored_schema,
 )
-from dagster_leasehold.assets.table_settings import PARTITION_FORM
+from dagster_leasehold.assets.table_settings import SHARD_COLUMN, TIME_COLUMN, sort_text
+from dagster_leasehold.assets.table_settings import PartitionField as Field
 
 if TYPE_CHECKING:
-    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.sorting import SortOrder
     from pyiceberg.types import NestedField
 
-TIME_COLUMN = "event_time"
-SHARD_COLUMN = "shard_id"
 _SHARD: Column = {"name": SHARD_COLUMN, "type": "string"}
 
 
@@ -75,12 +74,11 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
     """Return the specs for files, in order of preference.
 
     The first has all fields of the partitioning, if the table has their columns. The second has
-    only the shard, for files across midnight or without event times. A spec that already exists
-    keeps its number.
+    only the shard, for files of several partitions. A spec that the table has keeps its number.
     """
     from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField
     from pyiceberg.partitioning import PartitionSpec as IcebergSpec
-    from pyiceberg.transforms import IdentityTransform, parse_transform
+    from pyiceberg.transforms import parse_transform
 
     schema, candidates = metadata.schema(), [*metadata.partition_specs]
     numbers = count(
@@ -90,25 +88,21 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
         )
     )
     fields: dict[str, PartitionField | None] = {}
-    for text in partitioning:
-        match = PARTITION_FORM.fullmatch(text)
-        word = match[1] if match else None
-        source = _field_of(schema, TIME_COLUMN if word else SHARD_COLUMN)
-        if source is None:
-            fields[text] = None
+    for own in map(Field.parse, partitioning):
+        width = f"[{own.width}]" if own.width else ""
+        transform = parse_transform(f"{own.transform}{width}")
+        source = _source_of(schema, own)
+        if source is None or not transform.can_transform(source.field_type):
+            fields[str(own)] = None
             continue
-        transform = parse_transform(word) if word else IdentityTransform()
         same = (
             field
             for spec in candidates
             for field in spec.fields
             if (field.source_id, field.transform) == (source.field_id, transform)
         )
-        fields[text] = next(same, None) or PartitionField(
-            source.field_id,
-            next(numbers),
-            transform,
-            f"{TIME_COLUMN}_{word}" if word else SHARD_COLUMN,
+        fields[str(own)] = next(same, None) or PartitionField(
+            source.field_id, next(numbers), transform, own.name
         )
     whole = [*fields.values()]
     coarse = [field for text, field in fields.items() if text == SHARD_COLUMN and field]
@@ -121,6 +115,14 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
         if spec not in specs:
             specs.append(spec)
     return specs
+
+
+def field_text(schema: Schema, field: PartitionField) -> str:
+    """Return the text of a field of a spec, as the settings and the ledger name it."""
+    transform: Any = field.transform
+    column = schema.find_column_name(field.source_id) or ""
+    width = getattr(transform, "num_buckets", 0) or getattr(transform, "width", 0)
+    return str(Field(column, str(transform).partition("[")[0], width))
 
 
 def shard_index(metadata: TableMetadata, spec_id: int) -> int | None:
@@ -138,8 +140,8 @@ def shard_index(metadata: TableMetadata, spec_id: int) -> int | None:
     return None
 
 
-def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:
-    """Return the sort order with number 1; None if it is empty or a column is missing."""
+def sort_order(schema: Schema, order: Sequence[str], number: int = 1) -> SortOrder | None:
+    """Return the sort order with a number; None without one, or if a column is missing."""
     from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
     from pyiceberg.table.sorting import SortOrder as IcebergOrder
     from pyiceberg.transforms import IdentityTransform
@@ -151,6 +153,8 @@ def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:
             source = schema.find_field(name)
         except ValueError:
             return None
+        if not source.field_type.is_primitive:
+            return None
         down = direction == "desc"
         fields.append(
             SortField(
@@ -160,7 +164,26 @@ def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:
                 NullOrder.NULLS_LAST if down else NullOrder.NULLS_FIRST,
             )
         )
-    return IcebergOrder(*fields, order_id=1) if fields else None
+    return IcebergOrder(*fields, order_id=number) if fields else None
+
+
+def sort_orders(metadata: TableMetadata) -> dict[str, int]:
+    """Return the numbers of a table's sort orders by their texts; see `sort_text`."""
+    orders: dict[str, int] = {}
+    for order in metadata.sort_orders:
+        names = [metadata.schema().find_column_name(field.source_id) for field in order.fields]
+        ways = [" desc" if str(field.direction) == "DESC" else "" for field in order.fields]
+        texts = [f"{name}{way}" for name, way in zip(names, ways, strict=True)]
+        if order.fields:
+            orders[sort_text(texts)] = order.order_id
+    return orders
+
+
+def _source_of(schema: Schema, field: Field) -> NestedField | None:
+    """Return the column of a partition field; None if the table lacks it."""
+    if field.of_source:
+        return _field_of(schema, field.column)
+    return next((each for each in schema.fields if each.name == field.column), None)
 
 
 def _field_of(schema: Schema, name: str) -> NestedField | None:

@@ -1,9 +1,9 @@
 """A file beside the table's metadata that records the published part of each shard.
 
 A lease database that is restored from a backup lacks commits whose output is in the table. The data
-files do not contain the cursors of their batches. So each publication writes the cursors into a new
-file, which the mark of the table names. The file is removed once the next publication is settled;
-vacuum removes the files of a killed publisher.
+files do not have the cursors of their batches. So each publication writes them into a new file,
+which the mark of the table names. The file is removed once the next publication is settled, unless
+a snapshot names it (see `snapshot_contents`); vacuum removes the files of a killed publisher.
 
 Each publication updates the shards with published batches. After a forced checkpoint, the state of
 a shard is read from the ledger. If the ledger of a shard changes during this read, the shard has no
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_leasehold.assets.output.table.publication import PublicationPlan, each_change
@@ -40,21 +42,38 @@ class ShardState(NamedTuple):
         start: the start cursor of its first batch.
         end: the end cursor of its last batch.
         next_number: the number of the next batch.
-        epoch: the epoch of the last tenure that committed it.
+        epoch: the last tenure that committed it.
+        watermark: the largest event time of its batches, as `moment` writes it; empty if unknown.
+            It can be too early, never too late.
     """
 
     start: str
     end: str
     next_number: int
     epoch: int
+    watermark: str = ""
 
 
 States = Mapping[ShardId, ShardState]
+Watermark = Callable[[Batch], datetime | None]
+"""Returns the largest event time of a batch, or None."""
 
 
-def states_location(root: str, publication: str) -> str:
-    """Return the location of the file for one publication; `root` is the table's location."""
-    return f"{root.rstrip('/')}/{METADATA_FOLDER}/{publication}.shards.json.gz"
+def moment(time: datetime | None) -> str:
+    """Return a time as text that orders like the time; empty for None."""
+    return "" if time is None else time.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def states_location(root: str, publication: str, snapshot: int = 0) -> str:
+    """Return the location of the file for one publication.
+
+    Args:
+        root: the table's location.
+        publication: its id.
+        snapshot: the number of a snapshot before its last one; 0 for the last one.
+    """
+    name = f"{publication}-{snapshot}" if snapshot else publication
+    return f"{root.rstrip('/')}/{METADATA_FOLDER}/{name}.shards.json.gz"
 
 
 def write_states(io: PlaceIO, location: str, states: States) -> None:
@@ -82,47 +101,75 @@ def read_states(io: PlaceIO, location: str) -> dict[ShardId, ShardState] | None:
         ) from error
 
 
-def states_after(
-    store: LedgerAndRewrites, key: GroupKey, before: States | None, plan: PublicationPlan
-) -> dict[ShardId, ShardState]:
-    """Return the states of all shards after a publication.
+def states_of_snapshots(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    before: States | None,
+    plan: PublicationPlan,
+    watermark: Watermark,
+) -> Iterator[States]:
+    """Yield the states of all shards after each snapshot of a publication.
+
+    If the publication has no snapshot, they are yielded once.
 
     Args:
         before: the states before; None if they are unknown, or if the table was adopted.
         plan: the publication.
     """
-    spans = {first.shard: (first, last) for first, last in plan.spans}
-    if before is None:
-        states, looked_up = _looked_up(store, key), None
-    else:
-        states, looked_up = dict(before), plan.withdrawn - spans.keys()
-        for shard in looked_up:
-            states.pop(shard, None)
-            states |= _looked_up(store, key, shard)
-    if looked_up is None or looked_up:
-        # The lookup can include withdrawals that are not in this publication.
-        for change in each_change(store, key, after=max(plan.changes, default=0)):
-            if change.kind is ChangeKind.WITHDRAWAL and (
-                looked_up is None or change.shard in looked_up
-            ):
+    ledger = _Ledger(store, key, watermark, max(plan.changes, default=0))
+    states = dict(before) if before is not None else ledger.states()
+    starts = {shard: state.start for shard, state in states.items()}
+    for snapshot in plan.snapshots:
+        # What the ledger says of all shards has no withdrawn batches.
+        if snapshot.withdrawn and before is not None:
+            states = {s: each for s, each in states.items() if s not in snapshot.withdrawn}
+            states |= ledger.states(snapshot.withdrawn)
+        for batches in snapshot.committed:
+            shard = batches[0].shard
+            state = _joined(states.get(shard), batches, watermark)
+            first = starts.get(shard)
+            states[shard] = (
+                state._replace(start=first) if first and in_order(first, state.start) else state
+            )
+        yield dict(states)
+    if not plan.snapshots:
+        yield states
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """The published part of the ledger.
+
+    Attributes:
+        after: the number of the last change in the publication.
+    """
+
+    store: LedgerAndRewrites
+    key: GroupKey
+    watermark: Watermark
+    after: int
+
+    def states(self, shards: Collection[ShardId] | None = None) -> dict[ShardId, ShardState]:
+        """Return the states of these shards, or of all."""
+        store, key = self.store, self.key
+        cursors = store.published_until(key, shards) or {}
+        states: dict[ShardId, ShardState] = {}
+        for own in [None] if shards is None else sorted(shards):
+            for batch in store.each_batch(key, own):
+                if batch.sequence < cursors.get(batch.shard, 0):
+                    states[batch.shard] = _joined(states.get(batch.shard), (batch,), self.watermark)
+        # The lookup can have seen withdrawals that this publication does not have.
+        for change in each_change(store, key, after=self.after):
+            if change.kind is ChangeKind.WITHDRAWAL:
                 states.pop(change.shard, None)
-    for shard, (first, last) in spans.items():
-        states[shard] = _joined(states.get(shard), first, last)
-    return states
+        return states
 
 
-def _looked_up(
-    store: LedgerAndRewrites, key: GroupKey, shard: ShardId | None = None
-) -> dict[ShardId, ShardState]:
-    """Return the states of one shard or of all, from the published part of the ledger."""
-    cursors = store.published_until(key, None if shard is None else [shard]) or {}
-    states: dict[ShardId, ShardState] = {}
-    for batch in store.each_batch(key, shard):
-        if batch.sequence < cursors.get(batch.shard, 0):
-            states[batch.shard] = _joined(states.get(batch.shard), batch, batch)
-    return states
-
-
-def _joined(earlier: ShardState | None, first: Batch, last: Batch) -> ShardState:
+def _joined(
+    earlier: ShardState | None, batches: Sequence[Batch], watermark: Watermark
+) -> ShardState:
+    first, last = batches[0], batches[-1]
     start = earlier.start if earlier and in_order(earlier.start, first.start) else first.start
-    return ShardState(start, last.end, last.last + 1, until_epoch(last))
+    times = [time for batch in batches if (time := watermark(batch)) is not None]
+    reached = max(moment(max(times, default=None)), earlier.watermark if earlier else "")
+    return ShardState(start, last.end, last.last + 1, until_epoch(last), reached)

@@ -26,7 +26,9 @@ from dagster_leasehold.assets.output.table.schemas import (
     file_specs,
     name_mapping,
     sort_order,
+    sort_orders,
 )
+from dagster_leasehold.assets.table_settings import sort_text
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -77,9 +79,10 @@ class Staging:
     specs: Sequence[PartitionSpec] = ()
 
     def evolve(self, columns: Columns, partitioning: Sequence[str], order: Sequence[str]) -> None:
-        """Add agreed columns, and the partitioning once the table has its columns.
+        """Add agreed columns, and partitioning and sort order once the table has their columns.
 
-        A new spec becomes the default for engines, until another writer sets another default.
+        A new spec or order becomes the default of engines. A default that another writer sets later
+        stays.
         """
         from pyiceberg.table.update import (
             AddPartitionSpecUpdate,
@@ -109,10 +112,12 @@ class Staging:
                 self._apply(model_of(AddPartitionSpecUpdate, spec=spec))
         if (first := self.specs[0].spec_id) not in earlier:
             self._apply(model_of(SetDefaultSpecUpdate, spec_id=first))
-        if len(self.metadata.sort_orders) == 1 and (sorting := sort_order(schema, order)):
+        number = 1 + max(each.order_id for each in self.metadata.sort_orders)
+        sorting = sort_order(schema, order, number)
+        if sorting and sort_text(order) not in sort_orders(self.metadata):
             self._apply(
                 model_of(AddSortOrderUpdate, sort_order=sorting),
-                model_of(SetDefaultSortOrderUpdate, sort_order_id=1),
+                model_of(SetDefaultSortOrderUpdate, sort_order_id=number),
             )
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
@@ -138,7 +143,8 @@ class Staging:
 
         parent = self.metadata.current_snapshot()
         snapshot_id = self.new_id()
-        form = FileForm(self.metadata.schema(), self.specs, self.metadata.location.rstrip("/"))
+        root, orders = self.metadata.location.rstrip("/"), sort_orders(self.metadata)
+        form = FileForm(self.metadata.schema(), self.specs, root, orders)
         added = [form.data_file(shard, file) for shard, file in plan.added]
         manifests = Manifests(self.io, self.metadata, self.specs, snapshot_id, self._new_manifest)
         files = manifests.merged(

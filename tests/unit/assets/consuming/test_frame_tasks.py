@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pytest
 from dagster_leasehold.assets.consuming.frame_tasks import RangesRead, RowsWritten, statistics_of
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
-from dagster_leasehold.assets.output.worker_results import WorkerFailed, worker_errors
+from dagster_leasehold.assets.output.worker_results import WorkerFailed, WrittenFile, worker_errors
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -66,3 +68,15 @@ def test_a_write_error_is_not_blamed_on_a_record(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed) as caught:
         [*RowsWritten(place, {}, "")(iter([rows]))]
     assert isinstance(worker_errors(caught.value)[""], TransformError)
+
+
+def test_rows_are_divided_by_their_partition_values(tmp_path: Path) -> None:
+    rows = pa.RecordBatch.from_pydict({"shard_id": ["0"] * 3, "user": ["a", "b", "a"]})
+    partitioning = TableSettings(partitioning=("user",)).divided_by
+    writing = RowsWritten(local_place(tmp_path), {ShardId("0"): range(1)}, "", partitioning)
+    (answer,) = writing(iter([rows]))
+    files = [WrittenFile.of(each) for each in json.loads(answer.column("row")[0].as_py())]
+    assert [(file.partition, file.records) for file in files] == [
+        ({"user": "a"}, 2),
+        ({"user": "b"}, 1),
+    ]

@@ -20,6 +20,7 @@ from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
 from dagster_leasehold.assets.output.worker_results import error_of
 from dagster_leasehold.assets.places import local_place as local_module
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
+from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning, TableSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.local_log import format as local_log_format
@@ -43,7 +44,12 @@ class Scene:
     def range(self, shard: str, start: int = 0, end: int = RECORDS) -> ReadRange:
         return ReadRange(ShardId(shard), str(start), str(end), end - start)
 
-    def rows(self, function: Callable[[pa.Table], Any] | None = None, *shards: str):
+    def rows(
+        self,
+        function: Callable[[pa.Table], Any] | None = None,
+        *shards: str,
+        partitioning: Partitioning = UNDIVIDED,
+    ):
         transform = arrow_transform(function) if function else None
         ranges = tuple(self.range(shard) for shard in shards or self.shards)
         tasks = RangeTasks(
@@ -54,6 +60,7 @@ class Scene:
             {range_: at for at, range_ in enumerate(ranges)},
             cloudpickle.dumps(transform) if transform else None,
             name_of(transform),
+            partitioning,
         )
         [batch] = tasks(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
         return [RangeRow.of(text) for text in batch.column("row").to_pylist()]
@@ -66,6 +73,34 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+def test_rows_are_divided_by_their_partition_values(scene: Scene) -> None:
+    settings = TableSettings(partitioning=("shard_id", "truncate(3, text)"), partitions_max=3)
+
+    def with_text(table: pa.Table) -> pa.Table:
+        return table.append_column("text", table["value"].cast(pa.string()))
+
+    (row,) = scene.rows(with_text, "0", partitioning=settings.divided_by)
+    assert row.error is None
+    by_text = {file.partition.get("truncate(3, text)"): file for file in row.files}
+    assert {text: file.records for text, file in by_text.items()} == {
+        "0:0": 1,
+        "0:1": 11,
+        "0:2": 11,
+        None: 17,
+    }
+    assert by_text[None].data_file("a").partition == ()
+    assert by_text["0:1"].data_file("a").partition == (("truncate(3, text)", "0:1"),)
+    assert sorted(scene.values(row)) == sorted(b"0:%d" % number for number in range(RECORDS))
+
+
+def test_a_column_that_cannot_be_partitioned_fails_its_range(scene: Scene) -> None:
+    settings = TableSettings(partitioning=("day(key)",))
+    (row,) = scene.rows(None, "0", partitioning=settings.divided_by)
+    assert row.error is not None
+    assert "cannot partition by 'day(key)'" in str(error_of(row.error))
+    assert [*scene.folder.iterdir()] == []
 
 
 def test_each_range_has_a_separate_file(scene: Scene) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 from pyiceberg.table.metadata import TableMetadataUtil
 
+from dagster_leasehold.assets.output.table.completeness import ShardLooks
 from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.publication_rows import PublishLock
@@ -40,7 +42,14 @@ class Publishing:
         self.world = self.world or World(self.folder)
         self.store: Any = self.world.store
         self.new_id = uuid4
+        self.now_s = 0.0
+        self.looks = ShardLooks(self.stream, self.world.store, lambda: self.now_s)
         self.incarnations = {node.name: node.incarnation for node in self.nodes()}
+
+    @property
+    def stream(self) -> ShardStream:
+        """The world's stream with the settings of this table."""
+        return replace(self.world.stream, iceberg=self.settings)
 
     def nodes(self) -> Any:
         return self.world.store.snapshot(self.world.key).nodes
@@ -54,6 +63,7 @@ class Publishing:
             place=self.world.place,
             now_ms=lambda: NOW_MS,
             new_id=self._id,
+            watermark=self.world.stream.watermark_of_batch,
         )
 
     def _id(self) -> UUID:
@@ -66,9 +76,10 @@ class Publishing:
 
     def publish(self, node: NodeName = NODE) -> PublishReport:
         """Take the lock and publish once, with a publisher that remembers nothing."""
+        seen = self.looks.look()
         lock = self.lock(node)
         assert isinstance(lock, PublishLock), lock
-        report = self.publisher().publish(lock)
+        report = self.publisher().publish(lock, seen)
         self.store.release_publish_lock(lock)
         return report
 

@@ -217,7 +217,7 @@ def test_settings_are_checked() -> None:
 
     for values, sentence in (
         ({"name": "a b"}, "table name 'a b' is not valid"),
-        ({"partitioning": ("bucket(key)",)}, "can differ within a file"),
+        ({"partitioning": ("bucket(key)",)}, "is not valid: name a column"),
         ({"partitioning": ("shard_id", "shard_id")}, "names a field twice"),
         ({"sort_order": ("a b c",)}, "sort order"),
         ({"snapshots_kept": 0}, "snapshots_kept is 0"),

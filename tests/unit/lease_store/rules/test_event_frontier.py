@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.windows.event_frontier import (
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.event_frontier import (
     HOUR,
     ShardTime,
     complete_hours,
     frontier,
     hour_of,
 )
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.event_times import FIRST, LAST
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
