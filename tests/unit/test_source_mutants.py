@@ -85,8 +85,8 @@ MUTANTS = [
         "compaction drops what follows a full row group",
         compaction,
         "_concatenate",
-        "waiting, waiting_bytes = [], 0",
-        "waiting, waiting_bytes, out.writer.write_table = [], 0, lambda _: None",
+        "records += rows.num_rows",
+        "records, out.writer.write_table = records + rows.num_rows, lambda _: None",
         _compacts,
     ),
     Mutant(
