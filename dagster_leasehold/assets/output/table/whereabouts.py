@@ -25,7 +25,7 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.cursors import is_before, place_of
-from dagster_leasehold.lease_store.rules.withdrawal import first_behind
+from dagster_leasehold.lease_store.rules.withdrawal import first_after
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Whereabouts:
                 f"{shown(cursor)} is no cursor: see `leasehold checkpoint get {self.key.stream}` "
                 "for the form of this stream's cursors."
             )
-        border = first_behind(partial(self.store.each_batch, self.key, shard), cursor)
+        border = first_after(partial(self.store.each_batch, self.key, shard), cursor)
         if border is None:
             raise OutputUnreadable(
                 f"The record at {cursor} of shard {shard} of {self.key} is not committed yet."
