@@ -137,6 +137,11 @@ def deployment_of(settings: Settings) -> Deployment:
     )
 
 
+def _output_of(settings: Settings) -> str:
+    """Return the location of output; empty if the catalog, which is compared too, assigns it."""
+    return "" if settings.catalog_settings.assigns else str(settings.output_root)
+
+
 @cache
 def _store_at(url: SecretStr) -> LeaseStore:
     """Return the lease store at a URL, shared by all definitions of a process."""
@@ -173,7 +178,7 @@ def require_same_deployment(definitions: dg.Definitions, settings: Settings) -> 
     of_resource = resource.settings()
     for name, value, resource_value in (
         ("database_url", settings.store_url, of_resource.store_url),
-        ("output", str(settings.output_root), str(of_resource.output_root)),
+        ("output", _output_of(settings), _output_of(of_resource)),
         ("catalog", settings.catalog_settings, of_resource.catalog_settings),
     ):
         if value != resource_value:

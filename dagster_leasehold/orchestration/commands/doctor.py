@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
@@ -150,8 +151,13 @@ def output(target: Target) -> Iterator[Finding]:
         yield _stored_file(settings.output_root, settings.home)
         return
     for group in target.store.groups():
-        if target.store.publication(group.key):
+        if _has_table(target, group.key):
             yield _stored_file(target.output(group.key), settings.home)
+
+
+def _has_table(target: Target, key: GroupKey) -> bool:
+    publication = target.store.publication(key)
+    return publication is not None and publication.table is not None
 
 
 def _stored_file(place: OutputPlace, home: Path) -> Finding:
@@ -196,8 +202,7 @@ def catalog(target: Target) -> Iterator[Finding]:
 
     settings, tables, unpublished = target.settings, list[str](), list[str]()
     for group in target.store.groups():
-        row = target.store.publication(group.key)
-        if row is None or row.table is None:
+        if settings.catalog_settings.assigns and not _has_table(target, group.key):
             unpublished.append(str(group.key))
             continue
         place = target.output(group.key)

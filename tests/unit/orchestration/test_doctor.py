@@ -54,7 +54,7 @@ def test_each_healthy_part_has_a_line(
     unwell = {name: each for name, each in parts.items() if each["health"] != "ok"}
     assert (code, unwell.keys()) == (0, {"dagster"}), "no instance was made: a warning"
     assert parts["schema"]["text"] == f"revision {HEAD}."
-    assert parts["source of demo"]["text"] == "2 shards; it can be read."
+    assert parts["source of demo"]["text"] == "2 shards, readable."
     assert list(home.output.parent.parent.glob("doctor-*")) == [], "nothing is left behind"
     assert main(["doctor", "--home", str(home.settings.home)]) == 0
     lines = capsys.readouterr().out.splitlines()
