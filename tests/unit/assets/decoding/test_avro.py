@@ -134,9 +134,10 @@ def schemas(draw: Any, depth: int = 3) -> tuple[Any, Any]:
         digits = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 4}
         return digits, st.decimals(-(10**33), 10**33, places=4)
     if kind == "optional":
-        primitive = draw(st.sampled_from(sorted(PRIMITIVES)))
-        order = draw(st.permutations(["null", primitive]))
-        return order, st.none() | PRIMITIVES[primitive]
+        inner, values = draw(schemas(max(0, depth - 1)))
+        if isinstance(inner, list):
+            return inner, values
+        return draw(st.permutations(["null", inner])), st.none() | values
     if kind == "primitive":
         primitive = draw(st.sampled_from(sorted(PRIMITIVES)))
         return primitive, PRIMITIVES[primitive]
