@@ -88,7 +88,7 @@ def build_definitions(
     schedules: list[dg.ScheduleDefinition] = []
     checks: list[dg.AssetChecksDefinition] = []
     resources: dict[str, Any] = {LEASEHOLD: leasehold}
-    # While loading, Dagster copies sensors and warns about a parameter that it sets itself.
+    # While loading, Dagster copies sensors, and warns about a parameter that it sets itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
         stream_assets = (
@@ -133,8 +133,8 @@ def _with_specs(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[
 def _stream_metadata(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
     """Return metadata with the streams, each under a new key.
 
-    Merged definitions keep only the last value of a key, which would hide a stream that is declared
-    twice.
+    Merged definitions keep only the last value of a key, which would hide a second stream of one
+    name.
     """
     builds = len(BUILT)
     BUILT.extend(streams)

@@ -82,7 +82,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 class Sentences(TyperGroup):
-    """A group of commands, with the first paragraph of each command's help in its own help."""
+    """A group of commands, whose help shows the first paragraph of each command's help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under their headings."""
@@ -198,7 +198,7 @@ def _root(
     ] = False,
 ) -> None:
     """Consume sharded logs exactly once: leases, checkpoints and committed output."""
-    del debug, version  # `main` reads `--debug` itself, and a callback handles `--version`.
+    del debug, version  # `main` reads `--debug`, and a callback handles `--version`.
 
 
 @app.command()
@@ -229,8 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed the pipe (`leasehold cat demo | head`), which is no error. Buffered
-        # output is discarded, so that the interpreter prints no error at exit.
+        # The reader closed the pipe (`leasehold cat demo | head`), which is not an error. Buffered
+        # output is discarded, so that Python prints no error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _explain(error)
-    # Typer returns this code for an interrupt within a command, and prints nothing.
+    # Typer returns this code after Ctrl-C within a command, and prints nothing.
     if code == EXIT_INTERRUPTED:
         sys.stderr.write("Interrupted.\n")
     return code if isinstance(code, int) else 0

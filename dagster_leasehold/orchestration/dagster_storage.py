@@ -76,7 +76,7 @@ class StatementLimits(CreateEnginePlugin):
     """Sets the timeouts on each engine of a URL, and a pool if the engine has none.
 
     It is a plugin, since Dagster creates engines in several places. Parameters of the URL cannot
-    set the timeouts, since they are texts and the driver requires numbers.
+    set the timeouts: they are texts, and the driver requires numbers.
     """
 
     def __init__(self, url: sa.URL, kwargs: dict[str, Any]) -> None:

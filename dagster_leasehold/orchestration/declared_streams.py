@@ -1,7 +1,7 @@
 """Finds the declared streams of a deployment.
 
-One module declares them. A command's option names it, otherwise the settings, otherwise the project
-of the current folder. It has `ShardStream`s, also in lists and dictionaries, or Dagster's
+One module declares them: the module of a command's option, otherwise of the settings, otherwise of
+the current folder's project. It has `ShardStream`s, also in lists and dictionaries, or Dagster's
 definitions, which include the streams of YAML files.
 """
 

@@ -10,6 +10,6 @@ from dagster_leasehold.orchestration.settings import load_settings
 
 defs = dg.Definitions.merge(
     build_definitions(DeclaredStreams(load_settings()).all()),
-    # A run has one or two steps, and a process for each step would cost a second of start-up.
+    # A run has one or two steps, and a process for each would take a second to start.
     dg.Definitions(executor=dg.in_process_executor),
 )

@@ -58,7 +58,7 @@ class DeployedStream(ShardStream):
 
         catalog = self.settings.catalog_settings
         name = self.iceberg.table_name(catalog.name, self.key)
-        # The lease database is also a catalog; `leasehold db upgrade` creates the catalog's tables.
+        # The lease database is also a catalog; `leasehold db upgrade` creates its tables.
         lease_database = {
             "type": "sql",
             "uri": self.settings.store_url.get_secret_value(),

@@ -9,8 +9,8 @@ def main() -> int:
     """Run one command and return its exit code.
 
     1. The user presses Ctrl-C while modules are imported, or while the interpreter exits.
-    2. Python's handler would raise KeyboardInterrupt there, outside every `except`, and the
-       interpreter would print a stack trace.
+    2. Python's handler would raise KeyboardInterrupt there, outside every `except`, and Python
+       would print a stack trace.
     3. So SIGINT keeps its default action, which ends the process, except while a command runs.
     """
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)

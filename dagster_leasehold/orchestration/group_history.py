@@ -20,7 +20,7 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A time in which a node held a shard."""
+    """A period in which a node held a shard."""
 
     shard: ShardId
     node: NodeName
@@ -33,7 +33,7 @@ class Move:
     """A shard's change of holder.
 
     Attributes:
-        begin: when the transfer began, or when the shard became unassigned.
+        begin: when the transfer began, or the shard became unassigned.
         end: when the next node became the holder.
         source: the holder before.
         target: the holder after; equal to `source` if a transfer was canceled.
@@ -128,7 +128,7 @@ def holders_before(
 ) -> dict[ShardId, NodeName]:
     """Return the holders before the first entry, from the first edge of each shard.
 
-    A shard without an edge has always had its current holder.
+    A shard without an edge had its current holder all the time.
     """
     holders = dict(now)
     for entry in reversed(journal):

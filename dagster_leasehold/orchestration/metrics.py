@@ -225,7 +225,7 @@ class _Families:
         self.source_up.add_metric(of, 0 if lags.trouble and not some_known else 1)
         for shard, lag in lags.records.items():
             age = ages.get(shard)
-            # An alert on a missing lag or on NaN never fires, so `…_known` is always exported.
+            # An alert on a missing lag or NaN never fires, so `…_known` is always exported.
             self.lag_known.add_metric([*of, shard], int(lag is not None))
             self.lag_seconds_known.add_metric([*of, shard], int(age is not None))
             if lag is not None:

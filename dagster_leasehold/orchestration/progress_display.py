@@ -31,7 +31,7 @@ def progress(
 
     Args:
         work: the name of the work, in a word or two.
-        unit: the counted things, in the plural; empty if nothing is counted.
+        unit: what is counted, in the plural; empty if nothing is.
         total: the number of units; None if it is reported later or unknown.
         line_every_s: the time between two lines without a terminal, in seconds.
 

@@ -1,6 +1,6 @@
 """An HTML page about a consumer group, in one file that loads nothing else.
 
-All values from the deployment are escaped, and a content security policy forbids loading anything.
+All values are escaped, and a content security policy forbids loading anything.
 Charts are inline SVG with one path per node, so that a page about 10,000 shards has only a few
 megabytes.
 """
@@ -39,7 +39,7 @@ class Report:
     Attributes:
         at: when the group was read.
         view: the current state of the group.
-        holdings: the times in which nodes held shards.
+        holdings: the periods in which nodes held shards.
         moves: the moves of shards between nodes.
         runs: the newest runs.
         points: commits over time.
@@ -177,7 +177,7 @@ def _svg(height: float, parts: Iterable[str], name: str) -> str:
 
 
 def _colour(place: int) -> str:
-    # Hues that differ by the golden angle are distinct for consecutive nodes.
+    # The golden angle between hues makes the colours of consecutive nodes distinct.
     return f"hsl({(210 + place * 137.508) % 360:.0f} 62% {(52, 40, 64)[place % 3]}%)"
 
 

@@ -115,7 +115,7 @@ def deployment_of(settings: Settings) -> Deployment:
     stores: list[LeaseStore] = []
 
     def store() -> LeaseStore:
-        # The steps of a process run in threads, and share one pool of connections.
+        # The threads of a process share one pool of connections.
         with _OPENING:
             if not stores:
                 settings.home.mkdir(parents=True, exist_ok=True)

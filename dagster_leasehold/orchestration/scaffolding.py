@@ -1,4 +1,4 @@
-"""Templates of settings: each setting has a comment, and is commented out unless required."""
+"""Templates of settings: each setting has a comment, and optional settings are commented out."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
     arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)
     project = project_folder()
-    # So that messages show a file in the current folder without its path.
+    # Messages then show a file in the current folder without its path.
     project = Path() if project == Path.cwd() else project
     project_file = project / SETTINGS_FILE
     of_project = _from_file(project_file)

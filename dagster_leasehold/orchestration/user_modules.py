@@ -119,7 +119,7 @@ def loading(module: str, settings: Settings) -> Generator[None]:
     folder, so that the module's relative paths start there.
 
     Raises:
-        InvalidSetting: the module finds its own streams, or its definitions cannot be loaded.
+        InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
     """
     if module in _LOADING:
         raise InvalidSetting(

@@ -43,7 +43,7 @@ class ActiveRun:
         process: its process, as `assets.run_process` records it; empty while it has none.
         follows: True if it waits for further records after it has read its shards.
         definition: the mark of the stream's definition when it was launched.
-        ending: True if it was requested to end.
+        ending: True if its end was requested.
         work_max_s: the time limit that its launcher set, in seconds; None if the run has not
             started or has no limit.
     """

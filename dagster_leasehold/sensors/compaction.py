@@ -122,7 +122,7 @@ def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
 
 @dataclass(slots=True)
 class UnchangedLedgers:
-    """The ends of the shards' ledgers, and since when each end is unchanged.
+    """The ends of the shards' ledgers, and how long each end has been unchanged.
 
     If this state is lost, the batches of a quiet shard count as young for longer.
     """
@@ -244,7 +244,7 @@ class CompactionRounds:
             shard: node for shard, node in compacting_nodes(snapshot).items() if node in own_nodes
         }
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
-        # Includes the shards of busy nodes, which would otherwise count as changed afterwards.
+        # Busy nodes' shards are included; otherwise they would count as changed afterwards.
         self._unchanged.update(heads, now_s)
         unchanged = self._unchanged.ends(self.stream.retention.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)

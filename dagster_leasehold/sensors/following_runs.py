@@ -1,4 +1,4 @@
-"""Requests to following runs to take another shard, or to end.
+"""Requests that following runs take another shard, or end.
 
 The shards of a node share one run, so that each commit interval needs one Spark job and one
 transaction. A shard with unread records is offered to a run of its node that has room. If no run
@@ -123,7 +123,7 @@ class FollowingRuns:
         self._offered |= dict.fromkeys(shards, (run_id, self.clock()))
 
     def make_room(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> int:
-        """Request the oldest run of each node to end once it is idle; return the number of runs."""
+        """Request the end of each node's oldest run once it is idle; return the number of runs."""
         requests = 0
         for node in nodes:
             runs = [run for run in self._runs if run.node == node and not run.ending]

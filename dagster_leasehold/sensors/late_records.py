@@ -110,7 +110,7 @@ class LateRecords:
         windows = self.store.windows(
             self.hourly.stream.key, self.hourly.name, since=since, until=requested_until
         )
-        # Batches below this number were read by the runs of all these hours.
+        # The runs of all these hours have read the batches below this number.
         self._next = {
             lease.shard: min((window.covered.get(lease.shard, 0) for window in windows), default=0)
             for lease in shards

@@ -132,7 +132,7 @@ class LaunchHistory:
         return attempt.fruitless + (idle.epoch != attempt.epoch)
 
     def tried(self, idle: IdleShard) -> bool:
-        """Return True if a run was already launched for the shard, or offered it, at this place."""
+        """Return True if the shard was already launched or offered to a run at this place."""
         attempt = self._attempts.get(idle.shard)
         return attempt is not None and (attempt.node, attempt.place) == (idle.node, idle.place)
 

@@ -203,8 +203,7 @@ class LaunchRounds:
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return the runs to launch, and the shards that an active run will serve."""
-        # The node comes from a run's tags, which any user can write; a run without a node does not
-        # count.
+        # The node comes from a run's tags, which any user can write; runs without one do not count.
         runs_active, apart_active = (
             Counter(run.node for run in runs if run.node) for runs in (active, apart)
         )
@@ -234,7 +233,7 @@ class LaunchRounds:
         """Return the due shards that no run serves; finish shards that were read to their end."""
         idle = self._idle(report, self._following.opening_shards(active))
         self._reads.keep(idle.keys())
-        # The least recently served are first, so that each shard gets its turn.
+        # The least recently served shards come first.
         queue = sorted(idle, key=lambda shard: (self._history.launch_number(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
         bounds = self._bounds(places)
@@ -413,8 +412,8 @@ def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[s
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
         **partitions.shards_tag(launch.shards),
-        # A run that hangs normally ends itself before this limit. Dagster's own tag is not used,
-        # because it compares the clocks of two hosts.
+        # A run that hangs normally ends before this limit. Dagster's own tag is not used, since it
+        # compares the clocks of two hosts.
         partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",
     }

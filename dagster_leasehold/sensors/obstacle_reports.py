@@ -28,7 +28,7 @@ def obstacles_of(
 ) -> dict[ShardId, Obstacle | None]:
     """Return the obstacle of each shard of a group, as observed by one deployment.
 
-    The shards of another deployment's live nodes have none here: that deployment reports theirs.
+    Shards of another deployment's live nodes are left out: that deployment reports theirs.
 
     Args:
         report: the report of a tick of rebalancing.

@@ -64,8 +64,8 @@ def without_materialization(
 ) -> list[OutboxEvent]:
     """Return the events that no materialization covers.
 
-    A run or this sensor can die after it reported materializations, which name the batches, and
-    before it flagged the rows.
+    A run or this sensor can die after it has reported materializations, which name the batches,
+    and before it has flagged the rows.
     """
     if not events:
         return []

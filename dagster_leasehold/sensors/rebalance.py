@@ -126,7 +126,7 @@ class RebalanceState:
                 nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
-            # An error while writing this report must not stop the node's heartbeats.
+            # An error in this report must not stop the node's heartbeats.
             with suppress(OSError):
                 upkeep.save(self._deployment.upkeep_file(self._stream.key))
         return report

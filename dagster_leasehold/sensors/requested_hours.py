@@ -3,7 +3,7 @@
 The run of an hour can fail or never begin, so an hour is complete only once its row is written. An
 incomplete hour without an unfinished run is requested again, after a wait that doubles with each
 attempt. The number of attempts has no limit, because a transform can be repaired a week later. A
-user who does not want to wait materializes the failed hour in Dagster.
+user can materialize the failed hour in Dagster without waiting.
 """
 
 from __future__ import annotations

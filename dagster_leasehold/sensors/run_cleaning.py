@@ -86,8 +86,8 @@ class RunsWithoutShards:
         """
         for run_id in holding:
             self._held_s[run_id] = now_s
-        # Only runs of the sensors open their shards at once. A run of a single partition can first
-        # wait for another run of its shard, for as long as its config allows.
+        # Only the sensors' runs open their shards at once. A run of one partition can first wait
+        # for another run of its shard, for as long as its config allows.
         started = {run.run_id: run.launched for run in active if run.started}
         self._held_s = {run: at for run, at in self._held_s.items() if run in started}
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in started}
@@ -180,7 +180,7 @@ class RunCleaning:
             if instance.run_launcher.terminate(run_id):
                 return ending.terminated.format(run=run_id)
         except Exception as error:
-            # Any error of a launcher, for example if its server is gone.
+            # Any error of a launcher, for example if its server has ended.
             reason = type(error).__name__
         _fail(instance, run_id, ending.sentence.format(reason=reason))
         return ending.failed.format(run=run_id)

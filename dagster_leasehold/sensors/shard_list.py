@@ -61,7 +61,7 @@ class LogWatch:
         """
         if self.clock() < self._due_s:
             return []
-        # Set first, so that an observation that is too slow for a tick is not repeated in the next.
+        # Set first, so that a slow observation is not repeated in the next tick.
         self._due_s = self.clock() + OBSERVE_EVERY_S
         source, leases = (
             self.stream.source,
@@ -114,8 +114,8 @@ def shard_list_step(
     def sync(listing: list[ShardListing]) -> str:
         digest = _digest(listing)
         memory.ticks += 1
-        # An unchanged list is also copied at times, since the lease tables could have been restored
-        # from an older backup.
+        # An unchanged list is also copied at times, since the lease tables can come from an older
+        # backup.
         if digest == memory.digest and memory.ticks < TICKS_BETWEEN_REPEATS:
             return f"{len(listing)} shards, unchanged"
         timeout_s = deployment.timing.timeout_s

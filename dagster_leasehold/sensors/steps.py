@@ -139,7 +139,7 @@ class StreamSteps:
 
     def tick(self, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
         """Run the steps that are due, and return the result with one line for each."""
-        # The daemon abandons a tick after its timeout and starts the next one while it still runs.
+        # The daemon abandons a tick after its timeout, and starts the next one while it still runs.
         with self._busy:
             cursors = cursors_in(cursor)
             over = Event()

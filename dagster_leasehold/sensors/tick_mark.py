@@ -30,7 +30,7 @@ def write_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
     try:
         instance.daemon_cursor_storage.set_cursor_values(mark)
     except Exception as error:
-        # Any error of the storage's driver. The work of the tick remains valid.
+        # Any error of the storage's driver. The tick's work remains valid.
         _LOG.warning("Dagster's storage did not store this tick's mark: %s.", type(error).__name__)
 
 

@@ -3,7 +3,7 @@
 Dagster's daemon ticks every 5 s, and a run takes another 3 s to its first commit. With a commit
 interval of less than 5 s, a tick could notice too late that a record is due. So the step
 `rebalance` continues until shortly before the next tick. It polls the shards that no run serves for
-new records, and it polls the processes of runs for one that has died. It returns earlier if another
+new records, and checks whether a run's process has died. It returns earlier if another
 stream of the same tick requests runs.
 
 A waiting tick occupies one of the daemon's threads, so no tick waits if the daemon has none. The

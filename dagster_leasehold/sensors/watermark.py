@@ -199,7 +199,7 @@ class WatermarkRounds:
             run_key=f"{self.hourly.name}:{key}:{key_end}",
             partition_key=key,
             asset_selection=[self.hourly.key],
-            # The run cannot check that the hour is complete: this process has decided it.
+            # The run cannot check that the hour is complete; this process decides it.
             run_config=dg.RunConfig(
                 ops={self.hourly.key.to_python_identifier(): WindowConfig(even_if_incomplete=True)}
             ),

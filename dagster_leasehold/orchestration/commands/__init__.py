@@ -1,4 +1,4 @@
 """The commands of `leasehold`. Only `command_line` imports these modules, one at a time.
 
-Functions import heavy libraries themselves.
+Heavy libraries are imported in functions.
 """

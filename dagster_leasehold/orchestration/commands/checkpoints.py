@@ -171,7 +171,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
         return source.cursor_at(shard, Position(text))
     refusal: errors.LeaseholdError | None = None
     try:
-        # A source validates a cursor when it plans from it; no record is read.
+        # Planning from a cursor validates it; no record is read.
         source.plan(shard, text, Limits(records_max=1))
         return text
     except (errors.UserMistake, errors.SourceError, ValueError) as error:

@@ -187,7 +187,7 @@ def take_over(
 ) -> None:
     """Make this lease store the owner of a stream's output folder.
 
-    Use it only if the former owner is gone forever: each store removes files that are not in its
+    Use it only if the former owner no longer exists: each store removes files that are not in its
     own ledger. The former owner can no longer use the folder.
     """
     from dagster_leasehold.assets.output.folder_owner import take_over as take_folder_over
@@ -210,7 +210,7 @@ def url_in(option: str, variable: str) -> SecretStr:
         InvalidSetting: the name is not valid, or the variable is not set.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # The value can be a URL with a password, so the message does not show it.
+        # The message leaves out the value, which can be a URL with a password.
         raise InvalidSetting(
             f"{option} takes the name of an environment variable with the URL, not the URL itself: "
             "export the URL in a variable, and give the variable's name."

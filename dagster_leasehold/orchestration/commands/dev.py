@@ -186,8 +186,8 @@ def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: thread
         )
         pages = dagster_processes.webserver(settings, environment, port, served_in)
         stack.callback(pages.stop)
-        # Dagster's tables are created before the code server opens the instance: two processes that
-        # create them at the same time fail.
+        # Dagster's tables are created before the code server opens the instance: if two processes
+        # create them at the same time, one fails.
         make_instance = partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere())
         forked_programs.in_child_process(make_instance)
         stack.enter_context(background)
@@ -234,5 +234,5 @@ def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
     create_instance(settings, text if nodes else embedded_text(mysql=mysql))
     if nodes:
         with dagster_processes.opened_instance(settings) as instance:
-            # Created here, while no other process uses the instance and could create another.
+            # Created here, before another process uses the instance and creates one.
             ensure_instance_address(instance)

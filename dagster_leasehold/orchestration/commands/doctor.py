@@ -145,7 +145,7 @@ def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
 
 
 def output(target: Target) -> Iterator[Finding]:
-    """Yield whether the output locations can write, sync, read and remove a small file."""
+    """Yield whether each output location can write, sync, read and remove a small file."""
     settings = target.settings
     if not settings.catalog_settings.assigns:
         yield _stored_file(settings.output_root, settings.home)

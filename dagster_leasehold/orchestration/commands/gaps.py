@@ -71,7 +71,7 @@ def ack(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Accept the loss of a shard's gaps; a shard that is held at a gap continues after it."""
+    """Accept the loss of a shard's gaps; a shard that waits at a gap continues after it."""
     target, key = Target.of_group(home, module, stream, group)
     shard_id = target.shard(key, shard).shard
     accepted = [

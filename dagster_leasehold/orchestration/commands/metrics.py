@@ -59,7 +59,7 @@ def metrics(
     upkeep_file = target.settings.upkeep_file
     registry.register(
         StoreCollector(
-            # Opened at the first scrape at which the store exists.
+            # Opened at the first scrape after the store was created.
             lambda: target.store,
             lambda key: sources().get(key.stream),
             lambda key: UpkeepReport.load(upkeep_file(key.stream, key.group)),

@@ -161,7 +161,7 @@ def _agent(
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
-    # A shared Spark server is kept running by the process that started it.
+    # The process that started a shared Spark server keeps it running.
     shared = settings.spark_state is not None
     return NodeAgent(
         node,

@@ -72,7 +72,7 @@ def cat(
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))
-        # Read last, since records that expired in the meantime can be missing above.
+        # Read last, since records that expired during the command can be missing above.
         expired = expired_output(target.store, key, shards)
     else:
         records = _write_parquet(plan, parquet)

@@ -99,7 +99,7 @@ def replay_shards(
             title,
             "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >unpublished, "
             ">expired until",
-            # The fields of a report, except the last one, its error, are the columns.
+            # The columns are the fields of a report, except the last one, its error.
             (astuple(report)[:-1] for report in results if not report.error),
         )
     _raise_failures([(report.shard, report.error) for report in results if report.error])

@@ -258,7 +258,7 @@ def _import_plan(
     shards = sorted(cursors, key=rank_key)
     missing_shards = [shard for shard in shards if shard not in leases]
     if missing_shards:
-        # The source raises if the log never had one of them.
+        # The source raises if one of the shards was never in the log.
         source.bounds(missing_shards)
     present_shards = [shard for shard in shards if shard in leases]
     changes = [shard for shard in present_shards if leases[shard].check_point != cursors[shard]]

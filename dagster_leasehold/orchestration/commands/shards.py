@@ -29,7 +29,7 @@ app = typer.Typer(help="List, split and merge the shards of a local log.", no_ar
 def list_(
     stream: AnyStream = None, *, module: Module = None, as_json: Json = False, home: Home = None
 ) -> None:
-    """List the shards of a stream, with the range of cursors that each holds."""
+    """List the shards of a stream, each with its range of cursors."""
     source = Target.at(home, module).declared(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])

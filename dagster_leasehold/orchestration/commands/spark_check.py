@@ -87,7 +87,7 @@ def versions_here() -> Versions:
 def worker_versions(session: object, modules: Sequence[str]) -> Versions:
     """Return the versions of Python, PySpark and pyarrow in a worker of a Spark session.
 
-    The importable ones of `modules` are included, with empty versions.
+    Importable `modules` are included, with empty versions.
     """
 
     def versions_there(batches: Iterator[object]) -> Iterator[object]:

@@ -97,7 +97,7 @@ class Page:
 
         Args:
             key: a character, or a name of `ESCAPES`.
-            lines: the number of shards that fit into the terminal.
+            lines: the number of shards that fit in the terminal.
         """
         if self.typing:
             return self._typed(key)
@@ -232,7 +232,7 @@ def rendered(
     obstacles = view.obstacles()[:OBSTACLES_SHOWN]
     alerts = [line for line in (trouble, view.death(), *obstacles, _lag_trouble(view)) if line]
     rows = page.visible_rows(view.shards)
-    # The title, the keys and both table heads have a line each; an alert has up to two.
+    # A line each for the title, the keys and both table heads, and up to two for an alert.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
     page = replace(page, offset=min(page.offset, max(len(rows) - fitting, 0)))
     visible_rows = rows[page.offset : page.offset + fitting]

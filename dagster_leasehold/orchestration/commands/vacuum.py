@@ -127,7 +127,7 @@ def _show(
 def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
     """Drop a group's output older than `age`; a dry run only counts ledger rows.
 
-    The dry run also counts old rows that a real run keeps because their file has newer records.
+    The dry run also counts rows that a real run keeps because their file has newer records.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
 

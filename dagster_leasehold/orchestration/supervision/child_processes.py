@@ -123,7 +123,7 @@ class SupervisedChild:
 
     def _start(self, now: float) -> str:
         try:
-            # Descendants of the dead child could still have resources, such as a port.
+            # Descendants of the dead child can still use resources, such as a port.
             self.child.stop()
             self.child.__enter__()
         except OSError as error:
@@ -196,7 +196,7 @@ class ChildProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         fork = fork_of(self._command, self._environment) if self._forked else None
         try:
-            # After an interruption between start and note, no other process could end the child.
+            # If a signal came between start and note, no other process could end the child.
             with self.log.open("ab") as output, deferred_signals():
                 self._process = subprocess.Popen(
                     self._command,
@@ -308,7 +308,7 @@ class ChildProcess:
         if process.poll() is None:
             process.wait()
         self._process = None
-        # The folder can have been deleted in the meantime.
+        # Someone can have deleted the folder.
         self._note.unlink(missing_ok=True)
 
     @staticmethod

@@ -99,7 +99,7 @@ class DaemonHealth:
         except LeaseholdError as error:
             return str(error)
         except Exception as error:
-            # `lags` also reads Dagster's storage, and an exception would end this thread.
+            # `lags` also reads Dagster's storage, whose errors would end this thread.
             return _unanswered(error)
         late = self._late(lags)
         for key, waiting in lags.items():
@@ -108,7 +108,7 @@ class DaemonHealth:
         return ""
 
     def _late(self, lags: Mapping[GroupKey, Sequence[ShardLag]]) -> set[GroupKey]:
-        """Return the groups with a batch that this daemon has observed unpublished for `LATE_S`.
+        """Return the groups with a batch that has been unpublished for `LATE_S`.
 
         The times of batches are not used, because they come from the clocks of other hosts. For
         each shard, `_waiting` has the end (exclusive) of a range of batch numbers, and the time

@@ -119,7 +119,7 @@ def opened_instance(settings: Settings, home: Path | None = None) -> Generator[D
     from dagster import DagsterInstance
 
     folder = str(home or settings.dagster_home)
-    # The configuration of the instance can contain paths relative to DAGSTER_HOME.
+    # The instance's configuration can contain paths relative to DAGSTER_HOME.
     os.environ["DAGSTER_HOME"] = folder
     with DagsterInstance.from_config(folder) as instance:
         yield instance

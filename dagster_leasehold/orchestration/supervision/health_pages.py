@@ -1,7 +1,7 @@
 """The pages `/healthz` and `/readyz`, which show an orchestrator the state of a process.
 
-They are for Kubernetes' probes: an orchestrator restarts an unhealthy process, and waits for a
-process that is not ready. Each page is one line of text, with the status 200 or 503.
+An orchestrator such as Kubernetes restarts an unhealthy process, and waits for a process that is
+not ready. Each page is one line of text, with the status 200 or 503.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
 
         @override
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing, since probes come every few seconds."""
+            """Log nothing: probes come every few seconds."""
 
     try:
         server = ThreadingHTTPServer((at.host, at.port), Pages)

@@ -32,7 +32,7 @@ class Interruption(KeyboardInterrupt):
     """The exception by which a signal ends a block.
 
     Args:
-        dropped: called when the last reference to the exception is gone.
+        dropped: called when Python deletes the exception.
     """
 
     def __init__(self, dropped: Callable[[], None]) -> None:
@@ -47,9 +47,9 @@ class Interruption(KeyboardInterrupt):
 def ended_by_signals() -> Generator[None]:
     """Make SIGTERM and SIGHUP end the block like Ctrl-C, so that no child outlives it.
 
-    The first signal ends the block; later signals are ignored, so that its children can end. If
-    code in the block catches the interruption, it is raised again. It is also raised again if
-    Python drops it, like any exception in finalizers and in callbacks of weak references.
+    The first signal ends the block; later signals are ignored, so that its children can end. The
+    interruption is raised again if code in the block catches it, or if Python drops it, like any
+    exception in finalizers and in callbacks of weak references.
     """
     over = False
 
@@ -58,7 +58,7 @@ def ended_by_signals() -> Generator[None]:
         for other in NUMBERS:
             signal.signal(other, signal.SIG_IGN)
         if number != signal.SIGALRM:
-            # Not `sys.stderr`: it raises if the signal interrupts a write to it.
+            # Not `sys.stderr`, which raises if the signal interrupts a write to it.
             with suppress(OSError):
                 os.write(2, STOPPING)
         raise Interruption(raise_again)

@@ -1,4 +1,4 @@
-"""The processes that `leasehold` commands started on a home, and their end if a command is killed.
+"""The processes that `leasehold` commands started on a home, and how they end after a kill.
 
 As a program (`python -m` this module, with a home and the identity of the command), it is the guard
 of a command: it waits until its standard input closes. Without `GOODBYE` there, the command was
@@ -96,7 +96,7 @@ def end_leftovers(home: Path) -> list[str]:
             continue
         if end_session(note.process, note.stop_timeout_s):
             names.append(note.name)
-        # Another command can have written its own note to this path in the meantime.
+        # Another command can have written its note to this path since.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
     return names
@@ -155,7 +155,7 @@ def _guarded(home: Path) -> Generator[None]:
 def _guard(home: Path, command: ProcessIdentity | None) -> None:
     if sys.stdin.buffer.read() == GOODBYE or command is None:
         return
-    # The system closes the files of a killed process shortly before it removes the process.
+    # The system closes a killed process's files shortly before it removes the process.
     while command.existence() is Existence.ALIVE:
         time.sleep(POLL_S)
     end_leftovers(home)

@@ -1,4 +1,4 @@
-"""The agent of a node, which the command `leasehold node` runs: one process per host.
+"""The agent of a node: the process of `leasehold node`, one per host.
 
 It keeps the code server running, which starts the node's runs, and keeps Spark warm for them. It
 sends the node's heartbeats and plans for the node. While the code server takes no runs, the node is
@@ -303,8 +303,8 @@ class NodeAgent:
             for member in self._members:
                 if self._left.is_set():
                     return
-                # Set for each group, since a round of many groups takes minutes if the store does
-                # not answer.
+                # Set for each group: a round of many groups takes minutes if the store does not
+                # answer.
                 self._iteration_at[BEAT_LOOP] = self._clock()
                 try:
                     if change := self._beat(member):
@@ -335,7 +335,7 @@ class NodeAgent:
                         say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
-        # Only a published node joins, because launchers cannot find any other node.
+        # Only a published node joins, because launchers find no other node.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
     def _attempt(self, work: Callable[[], None]) -> None:

@@ -90,13 +90,13 @@ class NodeRunLauncher(DefaultRunLauncher):
 
     def _holder(self, run: DagsterRun) -> str | None:
         """Return our node that holds the shard of a run's partition, or None."""
-        # A run of a range of partitions starts on the node of the first one.
+        # A run of a partition range starts on the node of the first partition.
         partition = run.tags.get(PARTITION_TAG) or run.tags.get(RANGE_START_TAG)
         if partition is None:
             return None
         for asset in run.asset_selection or ():
             # If the asset belongs to no stream or the store does not answer, the run starts on the
-            # workspace's server and reports the error itself.
+            # workspace's server and reports the error.
             with suppress(LeaseholdError):
                 if holder := self._holder_of(asset.path[-1], partition):
                     return holder

@@ -65,8 +65,8 @@ def reserved_port(
     """Reserve a port of this host for a server to start.
 
     A server binds its port seconds after the port was chosen, and another command could choose the
-    same port in between. So this process binds the UDP port of the same number as a lock, which no
-    server of ours uses. The system releases it even if this process is killed.
+    same port in between. So this process also binds the UDP port with that number, as a lock: none
+    of our servers uses UDP. The system releases it even if this process is killed.
 
     Args:
         requested_port: the port; None for the first free port.
@@ -128,7 +128,7 @@ def check_spark(settings: Settings) -> None:
     if is_remote(settings.spark.engine):
         return
     java_home(settings.spark_folder / "java")
-    # Without bash, the server would end at each start, and its log would not show the reason.
+    # Without bash, each start of the server would fail, and its log would not show why.
     if shutil.which("bash", path=os.environ.get("PATH", "")) is None:
         raise SparkUnavailable(
             "Spark's start script needs bash, which is not on the PATH: install it, or add its "

@@ -1,4 +1,4 @@
-"""A run coordinator whose sensor runs bypass the queue if no run is queued and no limit is near.
+"""A run coordinator: sensor runs bypass the queue if no run is queued and no limit is near.
 
 Dagster uses it if it is in `dagster.yaml`.
 """
@@ -25,7 +25,7 @@ LAUNCH_S = 1.0
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
-    """A run queue that a sensor's run bypasses if no run is queued and no limit would be reached.
+    """A run queue, which sensor runs bypass if no run is queued and no limit would be reached.
 
     It has the configuration of `QueuedRunCoordinator`, which it replaces. All other runs are
     queued.
@@ -44,8 +44,7 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         3. Runs of other nodes are queued in the meantime, and the queue launches them on threads.
         """
         run = context.dagster_run
-        # One launch at a time: two launches that count active runs at the same time could exceed a
-        # limit.
+        # One launch at a time: two launches that count active runs at once could exceed a limit.
         if not _of_sensor(run) or not self._launching.acquire(blocking=False):
             return super().submit_run(context)
         with ExitStack() as stack:

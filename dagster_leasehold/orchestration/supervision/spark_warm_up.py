@@ -111,9 +111,9 @@ def _start_in(
 def run_first_job(address: str, folder: Path) -> int:
     """Consume one record in the Spark session that all runs share, and delete the output.
 
-    It is the same job as in a run without a transform, because each part of that job is slow the
-    first time: planning in Python, forking workers, importing the modules that read and write. The
-    additional parts of transforms with DataFrames are not warmed up.
+    It is the job of a run without a transform, because each part of that job is slow the
+    first time: planning in Python, forking workers, importing the modules that read and write. It
+    does not warm up what DataFrames in transforms need in addition.
 
     Returns:
         The number of records that were written, which is 1.

@@ -55,8 +55,8 @@ DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
 def _server_program() -> str:
     """Return the program of the code server.
 
-    With agents, it is Dagster's own: runs start on the agents' servers, and a forking process would
-    waste 100 MB here.
+    With agents, it is Dagster's own, because runs start on the agents' servers, and an unused
+    forking process has 100 MB.
     """
     with suppress(LeaseholdError):
         if load_settings().agents:
@@ -228,8 +228,8 @@ def main() -> None:
     """Start the server, and run the daemon until a signal ends it."""
     options = arguments().parse_args()
     prepare(DAEMON, os.environ, OF_DAEMON)
-    # The daemon handles these signals later. Until then, SIGTERM must also end the block, so that
-    # the temporary folder is removed.
+    # The daemon handles these signals later. Until then, SIGTERM must end the block, so that the
+    # temporary folder is removed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:

@@ -33,14 +33,14 @@ def watchdog_notifier(
     if not path or not limit or environment.get("WATCHDOG_PID", "") not in ("", str(os.getpid())):
         yield
         return
-    # An abstract socket's name begins with a zero byte; in the environment "@" stands for it.
+    # An abstract socket's name begins with a zero byte, which is "@" in the environment.
     address = f"\0{path[1:]}" if path.startswith("@") else path
     ended, wait_s = Event(), int(limit) / 1_000_000 / MESSAGES_PER_LIMIT
 
     def notify() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             while not ended.wait(wait_s):
-                # Without the message, systemd restarts the service after its timeout.
+                # Without the message, systemd restarts the service after the timeout.
                 with suppress(OSError):
                     if not unhealthy():
                         sender.sendto(b"WATCHDOG=1", address)
