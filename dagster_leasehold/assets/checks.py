@@ -42,7 +42,7 @@ class ShardCheck:
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
     def repeats(self, stored: ShardCheck | None) -> bool:
-        """Return True if `stored` has the same outcome; numbers of a passed check can differ."""
+        """Return True if `stored` has the same outcome; its numbers may differ if it passed."""
         if stored is None or stored.passed is not self.passed:
             return False
         return self.passed or stored.description == self.description

@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.release import RELEASE
 
 FILES_MAX = 2_000
 """The most source files of a user's package that a mark covers."""
-_LEFT_OUT = frozenset({"source", "transform", "on_commit", "asset_spec", "execute"})
+_EXCLUDED = frozenset({"source", "transform", "on_commit", "asset_spec", "execute"})
 """Fields whose `repr` is not in the mark. `definition_mark` adds the source and the transform in
 another form, and ignores the other callables."""
 
@@ -34,7 +34,7 @@ def definition_mark(stream: ShardStream) -> str:
     parts = [RELEASE, type(stream.source).__qualname__]
     parts += [f"{key}={value}" for key, value in sorted(stream.source.spark_options().items())]
     for field in fields(stream):
-        if field.name not in _LEFT_OUT:
+        if field.name not in _EXCLUDED:
             parts.append(f"{field.name}={getattr(stream, field.name)!r}")
     if stream.decode is not None and stream.decode.schema_file:
         parts += _lines_of([Path(stream.decode.schema_file)])

@@ -53,7 +53,7 @@ def log_observation(
     """
     counted = [lag for lag in lags.records.values() if lag is not None]
     complete = len(counted) == len(lags.records)
-    # The age of the log is known only if all ages are: the missing shard can have older records.
+    # The age of the log is known only if all ages are: the other shards may have older records.
     ages_complete = lags.records.keys() <= ages.keys()
     by_lag = sorted(leases, key=lambda lease: lags.records.get(lease.shard) or 0, reverse=True)
     rows = [

@@ -106,19 +106,19 @@ class DueTimes:
         incomplete = len(read_times) < len(self._due_s)
         return None if incomplete or not read_times else now_s - min(read_times)
 
-    def see_read(self, shard: ShardId, now_s: float) -> None:
+    def mark_read(self, shard: ShardId, now_s: float) -> None:
         """Record that a shard has no unread records."""
         self._read_s[shard] = now_s
         self._due_s.pop(shard, None)
 
-    def see_unread(self, shard: ShardId, now_s: float, *, at_once: bool = False) -> None:
+    def mark_unread(self, shard: ShardId, now_s: float, *, at_once: bool = False) -> None:
         """Record that a shard has unread records; with `at_once`, they are due immediately."""
         self.active_s = now_s
         read_s = -math.inf if at_once else self._read_s.get(shard, -math.inf)
         due_s = read_s + self.pace.commit_interval_s
         self._due_s[shard] = min(due_s, self._due_s.get(shard, math.inf))
 
-    def see_behind(self, shard: ShardId) -> None:
+    def mark_behind(self, shard: ShardId) -> None:
         """Record that a batch did not reach the head of the log: the other records are due now."""
         self._read_s.pop(shard, None)
         self._due_s[shard] = -math.inf

@@ -75,7 +75,7 @@ def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:
     context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
 
 
-def causes_of(failed: Mapping[ShardId, str]) -> str:
+def causes_text(failed: Mapping[ShardId, str]) -> str:
     """Return the first few causes of failure, each with its shards."""
     by_cause: dict[str, list[ShardId]] = {}
     for shard, cause in failed.items():

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.folder_owner import owned
-from dagster_leasehold.assets.partition_events import causes_of
+from dagster_leasehold.assets.partition_events import causes_text
 from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import run_ended
@@ -64,7 +64,7 @@ class ReplayedPartitions:
         if len(shards) == 1:
             return "".join(f"Shard {s} was not replayed: {error}" for s, error in causes.items())
         count = f"{len(causes)} of {len(shards)} shards of {self.stream.key} were not replayed."
-        return f"{count} {causes_of(causes)}" if causes else ""
+        return f"{count} {causes_text(causes)}" if causes else ""
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
         """Return metadata of a shard's materialization."""

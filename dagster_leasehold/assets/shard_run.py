@@ -28,7 +28,7 @@ from dagster_leasehold.assets.materialization import (
 )
 from dagster_leasehold.assets.partition_events import (
     RunContext,
-    causes_of,
+    causes_text,
     log_check,
     report_materialization,
 )
@@ -182,7 +182,7 @@ class ShardRun:
         if not failed:
             return ""
         count = f"{len(failed)} of {len(self._reports)} shards of {self._stream.name} failed."
-        return f"{count} {causes_of(failed)}"
+        return f"{count} {causes_text(failed)}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
         """Return a reason for each shard that was not consumed to its end."""
@@ -201,7 +201,7 @@ class ShardRun:
         if len(shards) == 1:
             return f"Shard {shards[0]} of {key} was not consumed to its end: {causes[shards[0]]}"
         count = f"{len(causes)} of {len(shards)} shards of {key}"
-        return f"{count} were not consumed to their ends. {causes_of(causes)}"
+        return f"{count} were not consumed to their ends. {causes_text(causes)}"
 
     def observe(self, context: RunContext, failed: Iterable[ShardId]) -> None:
         """Report commits and checks of shards that were not consumed to their ends.

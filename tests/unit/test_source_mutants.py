@@ -111,10 +111,10 @@ MUTANTS = [
         "record_sweep",
         "and self._at_head(open_, batch, poll, limits)\n"
         "        ):\n"
-        "            self._due.see_read(shard, poll.at_s)",
+        "            self._due.mark_read(shard, poll.at_s)",
         "and self._at_head(open_, batch, poll, limits)\n"
         "        ):\n"
-        "            self._due.see_read(shard, self._clock())",
+        "            self._due.mark_read(shard, self._clock())",
         _commits_late,
     ),
 ]

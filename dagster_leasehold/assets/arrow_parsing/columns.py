@@ -87,7 +87,7 @@ def parse_column(
     return fields, pa.chunked_array(errors, pa.string())
 
 
-def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], Any]) -> Column:
+def fit_values(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], Any]) -> Column:
     """Return a column of the values, with null for each value that does not fit the type.
 
     Args:

@@ -1,6 +1,6 @@
 """Lines of CSV as in RFC 4180, for the columns that `parsing` parses.
 
-A field in double quotes can contain separators and line ends, and two quotes in it stand for one.
+A field in double quotes can contain separators and line breaks, and two quotes in it stand for one.
 In other fields a quote is an ordinary character. An empty field is null. A record can end with a
 line break. `texts` defines the values of the fields.
 

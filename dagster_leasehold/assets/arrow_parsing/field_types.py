@@ -156,7 +156,7 @@ class _DdlReader:
     def end(self) -> None:
         """Check that nothing is left."""
         if self._next():
-            raise _Unreadable(f"nothing can stand at {shown(self._next())}")
+            raise _Unreadable(f"nothing is allowed at {shown(self._next())}")
 
     def _map(self) -> pa.DataType:
         keys = self.type()

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_leasehold.assets.arrow_parsing import texts
-from dagster_leasehold.assets.arrow_parsing.columns import Column, Mask, fitted
+from dagster_leasehold.assets.arrow_parsing.columns import Column, Mask, fit_values
 from dagster_leasehold.assets.arrow_parsing.texts import SINGLE_MAX
 
 _REFUSED = (msgspec.MsgspecError, RecursionError)
@@ -81,7 +81,7 @@ class JsonFormat:
 def exact_column(values: list[Any], kind: pa.DataType) -> Column:
     """Return decoded values as a column; decimals that would be rounded do not fit."""
     if _has_decimals(kind):
-        return fitted(values, kind, lambda value: _converted(value, kind, _exact))
+        return fit_values(values, kind, lambda value: _converted(value, kind, _exact))
     return Column(pa.array(values, kind))
 
 

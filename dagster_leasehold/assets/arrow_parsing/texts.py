@@ -29,7 +29,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
-from dagster_leasehold.assets.arrow_parsing.columns import Column, fitted
+from dagster_leasehold.assets.arrow_parsing.columns import Column, fit_values
 
 _pc: Any = pyarrow.compute
 
@@ -85,7 +85,7 @@ def typed(values: Any, kind: pa.DataType, form: TextForm) -> Column:
             return Column(texts.cast(kind))
         except pa.ArrowInvalid:
             pass
-    return fitted(texts.to_pylist(), kind, form.value)
+    return fit_values(texts.to_pylist(), kind, form.value)
 
 
 def exact_decimal(value: Decimal, kind: pa.DataType) -> Decimal:

@@ -123,8 +123,8 @@ class BatchPlanning:
             # Range and number stay the same, so that a sink recognizes a repeated batch, unless
             # `rules.isolation` divides the range.
             range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
-            return self._batch_of(open_, self.isolation.again(open_, range_))
-        if open_.isolating and (step := self.isolation.onwards(open_)):
+            return self._batch_of(open_, self.isolation.retry(open_, range_))
+        if open_.isolating and (step := self.isolation.next_part(open_)):
             return self._batch_of(open_, step)
         plan: PlannedRange = source.plan(shard, open_.cursor, limits)
         if plan.end != open_.cursor:

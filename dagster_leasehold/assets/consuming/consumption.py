@@ -230,7 +230,7 @@ class Consumer:
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._lease_expired())
         elif self._follow is not None and self._open.unanswered:
-            # The store can still have a tenure open until this run ends. A run that does not follow
+            # The store may still have a tenure open until this run ends. A run that does not follow
             # its shards ends soon anyway.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or (requests.stop and has_swept):

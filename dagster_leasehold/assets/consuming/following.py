@@ -142,7 +142,7 @@ class Following:
             if batch is None:
                 # No record before that end can be read: a service can number records that it
                 # never returns.
-                self._due.see_read(shard, poll.at_s)
+                self._due.mark_read(shard, poll.at_s)
                 poll.end = "" if open_.bounds is None else open_.bounds.end
                 open_.empty_end = poll.end
             elif (
@@ -150,9 +150,9 @@ class Following:
                 and not open_.isolating
                 and self._at_head(open_, batch, poll, limits)
             ):
-                self._due.see_read(shard, poll.at_s)
+                self._due.mark_read(shard, poll.at_s)
             else:
-                self._due.see_behind(shard)
+                self._due.mark_behind(shard)
         if committed:
             self._due.committed(self._clock(), took_s=took_s)
 
@@ -203,7 +203,7 @@ class Following:
         self._polls[shard] = _Poll(now_s, lag, bounds.end)
         at_once = open_.intent is not None or open_.isolating or bounds.finished
         if not at_once and bounds.end in (open_.cursor, open_.empty_end):
-            self._due.see_read(shard, now_s)
+            self._due.mark_read(shard, now_s)
             return
         fills_commit = lag is not None and lag * open_.mean_bytes >= self._pace.commit_bytes
-        self._due.see_unread(shard, now_s, at_once=at_once or fills_commit)
+        self._due.mark_unread(shard, now_s, at_once=at_once or fills_commit)

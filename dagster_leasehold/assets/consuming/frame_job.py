@@ -23,10 +23,10 @@ from dagster_leasehold.assets.consuming.frame_tasks import (
 )
 from dagster_leasehold.assets.consuming.spark_work import (
     SweepJob,
-    at_work,
-    clean,
+    clean_up,
     failed_job,
     feature_missing,
+    spark_job,
     unavailable,
 )
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
@@ -91,12 +91,12 @@ def _attempt(
         raise
     explain = partial(failed_job, job=job, ranges=ranges)
     numbers = {range_.shard: numbers[range_.shard] for range_ in ranges}
-    with at_work(spark, job, folder, explain):
+    with spark_job(spark, job, folder, explain):
         written = RowsWritten(folder, numbers, name_of(job.transform), job.partitioning)
         texts = rows_of(output, written)
     by_task = [[WrittenFile.of(file) for file in json.loads(text)] for text in texts]
     check_shared(folder, ([(file.path, file.bytes) for file in own] for own in by_task))
-    clean(folder)
+    clean_up(folder)
     statistics = read()
     files: dict[str, list[WrittenFile]] = {shard: [] for shard in numbers}
     for file in chain.from_iterable(by_task):

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.output.shard_files import ShardFiles, unwritable
-from dagster_leasehold.assets.output.worker_results import RangeStatistics, WorkerFailed, sent_back
+from dagster_leasehold.assets.output.worker_results import (
+    RangeStatistics,
+    WorkerFailed,
+    result_rows,
+)
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -133,7 +137,7 @@ class RowsWritten:
         except BaseException:
             files.abandon()
             raise
-        yield sent_back([json.dumps(written)])
+        yield result_rows([json.dumps(written)])
 
     @contextmanager
     def _writing(self) -> Generator[None]:

@@ -90,7 +90,7 @@ class Isolation:
     stream: ShardStream
     store: Tenures
 
-    def again(self, open_: OpenShard, range_: ReadRange) -> NextRange:
+    def retry(self, open_: OpenShard, range_: ReadRange) -> NextRange:
         """Return the range to try in place of an intent that was not committed.
 
         Raises:
@@ -98,7 +98,7 @@ class Isolation:
         """
         step = next_step(open_.failures, open_.suspicion)
         if step is NextStep.HALVE:
-            return self._halved(open_, range_)
+            return self._halve(open_, range_)
         size = self._size(open_, range_) if open_.isolating else 0
         if step is NextStep.REPEAT:
             return NextRange(range_, size)
@@ -109,13 +109,13 @@ class Isolation:
             unread = open_.failures >= UNREAD_AFTER
             return NextRange(range_, size, set_aside=suspicion.known_failure, unread=unread)
         if not suspicion.holds_shard or open_.refused:
-            self._suspect(open_, replace(suspicion, holds_shard=True))
+            self._save_suspicion(open_, replace(suspicion, holds_shard=True))
         if open_.refused:
             tenure = open_.tenure
             raise RecordBlocks(sentence(tenure.key, tenure.shard, range_.start, open_.suspicion))
         return NextRange(range_, size)
 
-    def onwards(self, open_: OpenShard) -> NextRange | None:
+    def next_part(self, open_: OpenShard) -> NextRange | None:
         """Return the next part of a suspected range after a part was committed.
 
         None if no record can be read now.
@@ -126,26 +126,28 @@ class Isolation:
             return None
         alone = suspicion.records > 0 and part.size <= 1
         if alone != suspicion.alone:
-            self._suspect(open_, replace(suspicion, alone=alone))
+            self._save_suspicion(open_, replace(suspicion, alone=alone))
         return part
 
-    def _halved(self, open_: OpenShard, range_: ReadRange) -> NextRange:
+    def _halve(self, open_: OpenShard, range_: ReadRange) -> NextRange:
         size = self._size(open_, range_)
         suspicion = open_.suspicion or Suspicion()
         while size > 1:
             smaller = self._first(open_, size // 2)
             if smaller.range_.end != range_.end:
                 narrowed = suspicion.within(size, alone=smaller.size <= 1)
-                self._suspect(open_, narrowed, abandon=True)
+                self._save_suspicion(open_, narrowed, abandon=True)
                 open_.sequence += open_.numbered
                 open_.intent, open_.numbered, open_.failures = None, False, 0
                 return smaller
             size //= 2
-        self._suspect(open_, suspicion.within(1, alone=True))
+        self._save_suspicion(open_, suspicion.within(1, alone=True))
         open_.failures = 0
-        return self.again(open_, range_)
+        return self.retry(open_, range_)
 
-    def _suspect(self, open_: OpenShard, suspicion: Suspicion, *, abandon: bool = False) -> None:
+    def _save_suspicion(
+        self, open_: OpenShard, suspicion: Suspicion, *, abandon: bool = False
+    ) -> None:
         self.store.suspect(open_.tenure, suspicion, abandon=abandon)
         open_.suspicion = suspicion
 

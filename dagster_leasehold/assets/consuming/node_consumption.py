@@ -142,7 +142,7 @@ def _guarded_sweepers(
     guard: StallGuard,
 ) -> tuple[GuardedSweeper, GuardedSeparateJobs]:
     on_spark = SparkSweeper(
-        stream=stream, spark=spark, output_root=folder, doomed=lambda: not heartbeat.trusted
+        stream=stream, spark=spark, output_root=folder, must_stop=lambda: not heartbeat.trusted
     )
     sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
     return sweeper, GuardedSeparateJobs(sweeper, on_spark.retry, guard, spark.mark_hung)

@@ -91,7 +91,7 @@ class OpenShards:
     """The open shards of one run, and the reports of released ones.
 
     Attributes:
-        unanswered: True if the store did not answer a call about a tenure. The tenure can still be
+        unanswered: True if the store did not answer a call about a tenure. The tenure may still be
             open, and then blocks other runs until this run ends.
     """
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import name_of
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
-from dagster_leasehold.assets.consuming.spark_work import SweepJob, at_work, clean, failed_job
+from dagster_leasehold.assets.consuming.spark_work import SweepJob, clean_up, failed_job, spark_job
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import TransformError
@@ -62,7 +62,7 @@ def attempt_ranges(
         job.partitioning,
     )
     explain = partial(failed_job, job=job, ranges=ranges)
-    with at_work(spark, job, folder, explain):
+    with spark_job(spark, job, folder, explain):
         numbers_of_tasks = task_numbers(spark, len(tasks.tasks))
         rows = [RangeRow.of(text) for text in rows_of(numbers_of_tasks, tasks)]
     files_of = {row.part: row.files for row in rows}
@@ -81,7 +81,7 @@ def attempt_ranges(
         for range_ in ranges
     }
     _remove_failed(folder, rows, results)
-    clean(folder)
+    clean_up(folder)
     return results
 
 

@@ -20,7 +20,7 @@ from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import TransformError, TransformUnusable
 from dagster_leasehold.assets.output.attempts import file_name
 from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
-from dagster_leasehold.assets.output.worker_results import RangeStatistics, sent_back
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, result_rows
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
@@ -59,7 +59,7 @@ class RangeTasks:
         """Run the tasks with these numbers; yield the rows of each task's ranges."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield sent_back([row.text() for row in self.rows(number)])
+                yield result_rows([row.text() for row in self.rows(number)])
 
     def rows(self, number: int) -> list[RangeRow]:
         """Run one task; its files are durable when this returns."""

@@ -75,7 +75,7 @@ def run_sweep(
 
     Raises:
         SparkUnavailable: Spark is gone, and no shard has an outcome.
-        SweepInterrupted: `job.watch.doomed` became true.
+        SweepInterrupted: `job.watch.must_stop` became true.
     """
     attempt = attempt_ranges if works_on_arrow(job.transform) else attempt_frames
     results: dict[ShardId, SweepResult] = {}
@@ -95,7 +95,7 @@ def run_sweep(
                 continue
             results[group[0].shard] = failure.error
             causes.append(failure.cause)
-            if _hopeless(results, causes):
+            if _fail_alike(results, causes):
                 rest = [range_.shard for other in pending for range_ in other]
                 return results | dict.fromkeys(rest, failure.error)
         except TransformError as error:
@@ -107,7 +107,7 @@ def run_sweep(
     return results
 
 
-def _hopeless(results: Mapping[ShardId, SweepResult], causes: Sequence[str]) -> bool:
+def _fail_alike(results: Mapping[ShardId, SweepResult], causes: Sequence[str]) -> bool:
     succeeded = any(isinstance(result, SweepOutcome) for result in results.values())
     return not succeeded and len(causes) >= SAME_FAILURE_MAX and len(set(causes)) == 1
 
@@ -117,7 +117,7 @@ class SparkSweeper:
 
     Args:
         output_root: the folder of the stream's and group's output.
-        doomed: polled while a job runs; the job is interrupted once it returns True.
+        must_stop: polled while a job runs; the job is interrupted once it returns True.
         new_attempt: returns a name for an attempt's folder that was never used.
         tasks_max: the most tasks of a job; by default, one for each task that Spark runs at once,
             or two if the transform takes DataFrames.
@@ -129,7 +129,7 @@ class SparkSweeper:
         stream: ShardStream,
         spark: RunOnSpark,
         output_root: OutputPlace,
-        doomed: Callable[[], bool] = lambda: False,
+        must_stop: Callable[[], bool] = lambda: False,
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class SparkSweeper:
             transform=transform,
             output_root=output_root,
             new_attempt=new_attempt or (lambda: attempt_name(spark.run)),
-            watch=replace(spark.watch, doomed=lambda: spark.watch.doomed() or doomed()),
+            watch=replace(spark.watch, must_stop=lambda: spark.watch.must_stop() or must_stop()),
             tasks_max=tasks_max or self._per_core,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
             partitioning=stream.iceberg.divided_by,
@@ -171,7 +171,7 @@ class SparkSweeper:
             # Its own tag allows the job to be interrupted alone; `within` adds the run's tag.
             tag=f"{watch.tag}-{shard}",
             within=watch.tag,
-            doomed=lambda: guard.ending or watch.doomed(),
+            must_stop=lambda: guard.ending or watch.must_stop(),
             progressed=guard.progressed,
         )
         job = replace(self._job, watch=own)

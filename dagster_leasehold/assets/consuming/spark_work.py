@@ -96,7 +96,7 @@ class ShardsFailed(Exception):
 
 
 @contextmanager
-def at_work(
+def spark_job(
     spark: SparkSession,
     job: SweepJob,
     folder: OutputPlace,
@@ -174,7 +174,7 @@ def failed_job(
     return JobFailed(TransformError(f"The Spark job for {work} failed with {cause}."), cause)
 
 
-def clean(folder: OutputPlace) -> None:
+def clean_up(folder: OutputPlace) -> None:
     """Delete the progress signs of an ended attempt, and its folder if that is empty."""
     # An object store would need two requests, and few attempts leave signs. Vacuum removes them.
     if folder.is_local:

@@ -17,7 +17,7 @@ _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The format of values or keys; it can be sent to other processes.
+    """The format of values or keys, as a value that can be sent to other processes.
 
     Attributes:
         name: the format.

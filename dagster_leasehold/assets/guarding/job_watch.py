@@ -26,7 +26,7 @@ class JobWatch:
         tag: marks the jobs of this run, so that they can be interrupted.
         work: the work of the jobs, as part of a sentence, such as `stream orders`.
         within: a second tag of the jobs, such as the tag of their run; empty for none.
-        doomed: polled while a job runs; the job is interrupted once it returns True.
+        must_stop: polled while a job runs; the job is interrupted once it returns True.
         progressed: called when a job starts, and while it makes progress.
         starved: called with True once no task has run for `starved_after_s` seconds, and with False
             once a task runs.
@@ -35,7 +35,7 @@ class JobWatch:
     tag: str
     work: str
     within: str = ""
-    doomed: Callable[[], bool] = lambda: False
+    must_stop: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     starved: Callable[[bool], None] = lambda _: None
     starved_after_s: float = STARVED_AFTER_S
@@ -114,7 +114,7 @@ def explained(
     try:
         yield
     except Exception as error:
-        if watch.doomed():
+        if watch.must_stop():
             raise watch.interrupted() from error
         failure = explain(error)
         if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
@@ -129,7 +129,7 @@ def explained(
 def watched(
     spark: SparkSession, watch: JobWatch, folder: OutputPlace, *, by_tasks: bool = False
 ) -> Generator[None]:
-    """Tag the jobs in the block, report progress and lack of cores, and interrupt doomed jobs.
+    """Tag the jobs in the block, report progress and lack of cores, and interrupt must_stop jobs.
 
     Killing a client does not stop its job on a Connect server, so an early exit interrupts it.
 
@@ -182,8 +182,8 @@ class _Watcher:
             if starved is not (idle_s >= self.watch.starved_after_s):
                 starved = not starved
                 self.watch.starved(starved)
-            if self.watch.doomed():
-                # Repeated, because it can arrive before the job starts, or get lost.
+            if self.watch.must_stop():
+                # Repeated, because it may arrive before the job starts, or get lost.
                 with suppress(Exception):
                     self.spark.interruptTag(self.watch.tag)
             elif waited_s >= self.folder.watch_every_s:

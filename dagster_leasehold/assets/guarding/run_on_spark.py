@@ -41,7 +41,7 @@ class RunOnSpark:
             have one.
         work: the work of the run, as part of a sentence, such as `stream orders`.
         where: the mode or address of Spark, for messages.
-        doomed: polled while a job runs; the job is interrupted once it returns True.
+        must_stop: polled while a job runs; the job is interrupted once it returns True.
         starved_after_s: the time without a running task after which the run warns, in seconds.
         warn: logs a warning of the run.
         ended: returns True if another run has certainly ended.
@@ -54,7 +54,7 @@ class RunOnSpark:
     work: str
     renewed: Callable[[], SparkSession | None] = lambda: None
     where: str = ""
-    doomed: Callable[[], bool] = lambda: False
+    must_stop: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     starved_after_s: float = STARVED_AFTER_S
     warn: Callable[[str], None] = _LOG.warning
@@ -69,7 +69,7 @@ class RunOnSpark:
         self.watch = JobWatch(
             tag=run_tag(self.run),
             work=self.work,
-            doomed=self.doomed,
+            must_stop=self.must_stop,
             progressed=self.progressed,
             starved=self._note_starved,
             starved_after_s=self.starved_after_s,
@@ -180,7 +180,7 @@ def guarded_run(
         run=run,
         work=work,
         where=spark.mode,
-        doomed=lambda: guard.ending,
+        must_stop=lambda: guard.ending,
         progressed=guard.progressed,
         starved_after_s=starved_after_s,
         warn=warn,

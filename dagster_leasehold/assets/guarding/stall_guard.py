@@ -75,7 +75,7 @@ class _Call:
         self._error: BaseException | None = None
         self.done = threading.Event()
 
-    def carry_out(self) -> None:
+    def run(self) -> None:
         try:
             self._result = self._context.run(self._work)
         except BaseException as error:
@@ -154,7 +154,7 @@ class StallGuard:
         if self._stalled is not None:
             raise self._stalled
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work_off, name="guarded", daemon=True)
+            self._thread = threading.Thread(target=self._run_calls, name="guarded", daemon=True)
             self._thread.start()
         call = _Call(work)
         self.progressed()
@@ -180,9 +180,9 @@ class StallGuard:
         self.progressed()
         return call.outcome()
 
-    def _work_off(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.carry_out()
+            call.run()
 
     def __enter__(self) -> Self:
         return self

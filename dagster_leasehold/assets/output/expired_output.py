@@ -56,6 +56,6 @@ def refuse_expired_times(
     for shard, expired in expired_output(store, key).items():
         if expired.may_hold(since, until):
             raise OutputUnreadable(
-                f"{output_begins(key, shard, expired)} They can include records with event times "
+                f"{output_begins(key, shard, expired)} They may include records with event times "
                 f"from {since} to {until}, so this range cannot be read completely."
             )

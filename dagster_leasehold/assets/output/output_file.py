@@ -290,7 +290,7 @@ def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
         missing = [name for name in QUARANTINE_COLUMNS[:-1] if name not in rows.schema.names]
         if missing:
             raise TransformError(
-                f"{reason}, which not every reader of the table can read: return other values, or "
+                f"{reason}, which some readers of the table cannot read: return other values, or "
                 f"keep {', '.join(missing)}, so that the record can go to quarantine."
             )
         error = pc.if_else(bad, pa.scalar(reason), pa.scalar(None, pa.string()))

@@ -38,7 +38,7 @@ class FilePresence:
     sentences: tuple[str, ...]
 
 
-def look_for_files(
+def check_files(
     store: Ledger, key: GroupKey, folder: OutputPlace, progress: Report = lambda *_: None
 ) -> FilePresence:
     """Check that every file that the ledger of a group names exists in its output folder.
@@ -53,9 +53,9 @@ def look_for_files(
         for row, batch in enumerate(store.each_batch(key), 1):
             for file in batch.files:
                 files += 1
-                if file.path in existing or _is_there(folder / file.path):
+                if file.path in existing or _exists(folder / file.path):
                     continue
-                if not _still_named(store, key, batch, file.path):
+                if not _named_by_ledger(store, key, batch, file.path):
                     continue
                 missing += 1
                 if len(sentences) < MISSING_NAMED_MAX:
@@ -73,7 +73,7 @@ def look_for_files(
     return FilePresence(files, missing, tuple(sentences))
 
 
-def _is_there(place: OutputPlace) -> bool:
+def _exists(place: OutputPlace) -> bool:
     try:
         place.modified_ns()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _is_there(place: OutputPlace) -> bool:
     return True
 
 
-def _still_named(store: Ledger, key: GroupKey, batch: Batch, path: str) -> bool:
+def _named_by_ledger(store: Ledger, key: GroupKey, batch: Batch, path: str) -> bool:
     numbers = range(batch.sequence, batch.sequence + 1)
     rows = store.each_batch(key, batch.shard, numbers=numbers)
     return any(file.path == path for row in rows for file in row.files)

@@ -49,7 +49,7 @@ def _can_be_unreadable(kind: pa.DataType) -> bool:
 
 
 def _unreadable(values: Any) -> Any | None:
-    """Return a mask without nulls, or None if all values can be read."""
+    """Return a mask without nulls, or None if all values are readable."""
     import pyarrow as pa
 
     kind = values.type

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import new_parquet
-from dagster_leasehold.assets.output.worker_results import rows_of, sent_back
+from dagster_leasehold.assets.output.worker_results import result_rows, rows_of
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -63,7 +63,7 @@ class _FileWritten:
                 out.writer.write_batch(batch)
                 records += batch.num_rows
                 moving.moved()
-        yield sent_back([json.dumps([name, records, out.bytes])])
+        yield result_rows([json.dumps([name, records, out.bytes])])
 
 
 def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:

@@ -25,7 +25,7 @@ from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 Unit = tuple[Batch, ...]
 Ended = Callable[[str], bool]
 
-DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
+VERBS = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
 
 
 def units(batches: Iterable[Batch]) -> list[Unit]:
@@ -144,7 +144,7 @@ def rewriting(
     if isinstance(outcome, RewriteByOther):
         other = outcome.claim
         raise RewriteRefused(
-            f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
+            f"Run {other.run} is {VERBS[other.kind]} shard {shard} of {key}: wait for it to end, "
             f"or, if it has certainly ended, repeat this with --replaces {other.run}."
         )
     failpoints.reach("after_rewrite_claim")

@@ -132,7 +132,7 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
     return max(times, default=None)
 
 
-def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
+def result_rows(texts: Sequence[str]) -> pa.RecordBatch:
     """Return these texts as the rows that a task returns."""
     import pyarrow as pa
 

@@ -39,9 +39,9 @@ def each_merge(
     before columns that do not fit. Only merges that reduce the number of files, or sort records,
     are yielded. The reading of units ends with the unit that ends a merge.
     """
-    for stretch in _each_stretch(shard_units, target_bytes, columns):
-        if _improves(stretch.units, sorted_by):
-            yield stretch.units
+    for group in _each_group(shard_units, target_bytes, columns):
+        if _improves(group.units, sorted_by):
+            yield group.units
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ def next_merges(
     """
     merges: list[list[Unit]] = []
     until: int | None = None
-    for stretch in _each_stretch(shard_units, target_bytes, columns):
-        own = stretch.units
-        if stretch.end is not _End.BORDER and until is None:
+    for group in _each_group(shard_units, target_bytes, columns):
+        own = group.units
+        if group.end is not _End.BORDER and until is None:
             until = own[0][0].sequence
-        if stretch.end is _End.OPEN:
-            own = _as_large_behind(own)
+        if group.end is _End.OPEN:
+            own = _drop_large_units(own)
         if _improves(own, sorted_by):
             merges.append(own)
     if until is None:
@@ -85,7 +85,7 @@ def next_merges(
     return NextMerges(merges, until)
 
 
-def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
+def _drop_large_units(shard_units: list[Unit]) -> list[Unit]:
     """Drop leading units that are larger than all later units together."""
     sizes = [_bytes(unit) for unit in shard_units]
     remaining = sum(sizes)
@@ -97,7 +97,7 @@ def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
 
 
 class _End(Enum):
-    """The reason why a stretch ends.
+    """The reason why a group ends.
 
     `BORDER`: no later unit can join it. `FULL`: its files together have the target size; the merged
     file can be smaller, because each file has a header and a footer. `OPEN`: it is the last one.
@@ -109,16 +109,16 @@ class _End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _MergeGroup:
     """Consecutive units that can become one file."""
 
     units: list[Unit]
     end: _End = _End.BORDER
 
 
-def _each_stretch(
+def _each_group(
     shard_units: Iterable[Unit], target_bytes: int, columns: Callable[[Unit], UnitColumns]
-) -> Iterator[_Stretch]:
+) -> Iterator[_MergeGroup]:
     merge: list[Unit] = []
     size, rows, fitting = 0, 0, NO_COLUMNS
     for unit in shard_units:
@@ -128,7 +128,7 @@ def _each_stretch(
         full = size >= target_bytes or rows + changed > MERGED_ROWS_MAX
         border = large or joined(fitting, own) is None
         if merge and (border or full):
-            yield _Stretch(merge, _End.BORDER if border else _End.FULL)
+            yield _MergeGroup(merge, _End.BORDER if border else _End.FULL)
             merge = []
             size, rows, fitting = 0, 0, NO_COLUMNS
         if own is None:
@@ -136,11 +136,11 @@ def _each_stretch(
         merge.append(unit)
         size, rows, fitting = size + bytes_, rows + changed, joined(fitting, own)
         if large:
-            yield _Stretch(merge)
+            yield _MergeGroup(merge)
             merge = []
             size, rows, fitting = 0, 0, NO_COLUMNS
     if merge:
-        yield _Stretch(merge, _End.FULL if size >= target_bytes else _End.OPEN)
+        yield _MergeGroup(merge, _End.FULL if size >= target_bytes else _End.OPEN)
 
 
 def changed_rows(unit: Unit) -> list[Batch]:
@@ -164,10 +164,10 @@ def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
     if one is None or other is None:
         return None
     pairs: list[table_columns.Columns | None] = []
-    for mine, theirs in zip(one, other, strict=True):
-        if mine is None or theirs is None:
-            pairs.append(theirs if mine is None else mine)
-        elif (both := table_columns.joined(mine, theirs)) is None:
+    for own, theirs in zip(one, other, strict=True):
+        if own is None or theirs is None:
+            pairs.append(theirs if own is None else own)
+        elif (both := table_columns.joined(own, theirs)) is None:
             return None
         else:
             pairs.append(both)

@@ -79,7 +79,7 @@ class ReplaySpan:
         return open_start and expired.may_hold(since, until)
 
     def first_number(self, ledger: Ledger) -> int:
-        """Return the number of the first batch of a shard that can belong to the span."""
+        """Return the number of the first batch of a shard that may belong to the span."""
         return number_after(ledger, self.start) if isinstance(self.start, str) else 0
 
     def select(self, units: Iterable[Unit]) -> list[Unit]:
@@ -110,7 +110,7 @@ class ReplaySpan:
                 )
 
     def _includes(self, batch: Batch) -> bool:
-        """Return True if a batch can have records between the two bounds."""
+        """Return True if a batch may have records between the two bounds."""
         statistics = batch.statistics
         if self.quarantined and not statistics.quarantined:
             return False

@@ -207,7 +207,7 @@ def _start(
         code = process.poll()
         end_session(watcher, STOP_TIMEOUT_S)
         process.wait()
-        # Another process can take the port after it was chosen: choose another port.
+        # Another process may have taken the port after it was chosen: choose another port.
         if "BindException" not in _log_tail(folder):
             break
     reason = f"did not start within {timeout_s:.0f} s"

@@ -143,7 +143,7 @@ def _archive(name: str) -> Path | None:
     if not files or any(path.suffix in COMPILED for path in files.values()):
         return None
     contents = {inner: path.read_bytes() for inner, path in sorted(files.items())}
-    for point in _points():
+    for point in _entry_points():
         if point.module.partition(".")[0] == name:
             contents |= _description(point)
     return write_archive(Path(_folder().name), name, contents)
@@ -212,12 +212,12 @@ def _installed(module: ModuleType) -> bool:
 
 
 @cache
-def _points() -> tuple[EntryPoint, ...]:
+def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def _sources() -> list[str]:
-    return [point.module.partition(".")[0] for point in _points()]
+    return [point.module.partition(".")[0] for point in _entry_points()]
 
 
 def _description(point: EntryPoint) -> dict[str, bytes]:

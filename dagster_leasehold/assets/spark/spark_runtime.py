@@ -144,7 +144,7 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
     )
     if not program.is_file() or program.read_text() != text:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Another process can be starting this program, so it is replaced atomically.
+        # Another process may be starting this program, so it is replaced atomically.
         replace_file(program, text, mode=0o755)
     return home
 
@@ -169,7 +169,7 @@ def spark_home(cache: Path) -> Path:
 def _link(link: Path, source: Path) -> None:
     if link.is_symlink() and link.readlink() == source:
         return
-    # Another process can be starting a program through this link, so it is replaced atomically.
+    # Another process may be starting a program through this link, so it is replaced atomically.
     draft = link.with_name(f"{link.name}.{uuid.uuid4().hex}.draft")
     draft.symlink_to(source)
     draft.replace(link)

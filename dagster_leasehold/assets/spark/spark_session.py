@@ -50,7 +50,7 @@ SOCKET_FOLDER_LENGTH_MAX = 60
 SOCKET_KEYS = ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir")
 DAEMON_KEY, WORKER_DAEMON = "spark.python.daemon.module", worker_daemon.__name__
 PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
-SESSIONS_REMEMBERED = 4
+SESSIONS_CACHED = 4
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
 """Settings of a session that the user's configuration can override."""
@@ -91,13 +91,13 @@ def tasks_at_once(session: SparkSession) -> int:
     return cores()
 
 
-@lru_cache(maxsize=SESSIONS_REMEMBERED)
+@lru_cache(maxsize=SESSIONS_CACHED)
 def _parallelism(session: SparkSession) -> str | None:
     """Return the configured number of tasks, cached to save requests to a Connect server."""
     return next(filter(None, (session.conf.get(key, None) for key in PARALLELISM_KEYS)), None)
 
 
-@lru_cache(maxsize=SESSIONS_REMEMBERED)
+@lru_cache(maxsize=SESSIONS_CACHED)
 def task_numbers(session: SparkSession, count: int) -> DataFrame:
     """Return a DataFrame that gives each task of a job its number.
 
@@ -194,7 +194,7 @@ def configure_session(session: SparkSession, conf: Mapping[str, str] = NO_CONF) 
         client: Any = session.client
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
-        # Set before the first call, because the server can already be gone.
+        # Set before the first call, because the server may already be gone.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
         # Since 4.2, `_on_exit` clears a cache of models, which this project does not use.
         if hasattr(client, "_on_exit"):
@@ -247,7 +247,7 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
         require_listener(mode)
         return {"spark.remote": mode}
     for variable in CONNECT_MODE_VARIABLES:
-        # This process can inherit them from a parent that uses a Connect server. pyspark would
+        # This process may inherit them from a parent that uses a Connect server. pyspark would
         # then connect this process to it, too.
         os.environ.pop(variable, None)
     conf = {**server_conf(folder), "spark.master": mode}

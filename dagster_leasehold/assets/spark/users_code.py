@@ -29,7 +29,7 @@ def session_is_gone(error: BaseException) -> bool:
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
         return True
     text = str(error)
-    # A stack trace of the user's code can mention other connections.
+    # A stack trace of the user's code may mention other connections.
     return TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
 
 
@@ -62,8 +62,8 @@ def _sentence(kind: str, message: str) -> str:
 def ship_code_of(transform: Callable[..., object] | None, session: object) -> None:
     """Send the user's code to a session, and pickle the transform's module by value.
 
-    The workers of a warm server can lack that module or have an old version of it. Without a
-    transform, a source can still have code.
+    The workers of a warm server may lack that module or have an old version of it. Without a
+    transform, a source may still have code.
     """
     from pyspark import cloudpickle
 

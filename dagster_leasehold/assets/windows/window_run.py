@@ -131,7 +131,7 @@ class _WindowBuild:
     """The build of a window in one run.
 
     The files of an attempt are written into a new folder. Then the row of the window names them
-    instead of the old files, if the row has not changed. If it has changed, the files can lack
+    instead of the old files, if the row has not changed. If it has changed, the files may lack
     records that were counted, and there is another attempt. The store records the attempt before
     its first file. Until the row is written, vacuum keeps these files.
     """
@@ -182,7 +182,7 @@ class _WindowBuild:
                 # If the store does not answer, a later run ends the attempt.
                 with suppress(StoreError):
                     store.end_window(key, name)
-                # The server can still write into this folder: the next attempt has another one.
+                # The server may still write into this folder: the next attempt has another one.
                 if not renewed and isinstance(error, errors.SessionLost) and self._renewed():
                     renewed = True
                     continue

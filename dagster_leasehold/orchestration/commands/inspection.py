@@ -192,11 +192,11 @@ def verify(
 
 
 def _presence(target: Target, key: GroupKey) -> FilePresence:
-    from dagster_leasehold.assets.output.present_files import look_for_files
+    from dagster_leasehold.assets.output.present_files import check_files
 
     folder = target.output(key)
     with progress("checking committed files", "ledger rows") as report:
-        return look_for_files(target.store, key, folder, report)
+        return check_files(target.store, key, folder, report)
 
 
 def _say_presence(key: GroupKey, presence: FilePresence | None) -> None:

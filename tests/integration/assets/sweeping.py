@@ -51,7 +51,7 @@ class Sweeping:
         self,
         transform: Any = None,
         ranges: list[ReadRange] | None = None,
-        doomed: Callable[[], bool] = lambda: False,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> dict[ShardId, Any]:
         job = SweepJob(
             stream=StreamName("orders"),
@@ -59,7 +59,7 @@ class Sweeping:
             transform=transform,
             output_root=self.place,
             new_attempt=lambda: uuid.uuid4().hex,
-            watch=JobWatch(tag="leasehold-test", work="stream orders", doomed=doomed),
+            watch=JobWatch(tag="leasehold-test", work="stream orders", must_stop=must_stop),
             tasks_max=4,
             divide=self.log.divide,
         )

@@ -125,14 +125,14 @@ def slow_tables(records: pa.Table) -> pa.Table:
 def test_a_lost_lease_interrupts_the_job(
     transform: Any, connect_session: Any, tmp_path: Path
 ) -> None:
-    """Goal: a stale run must not burn cores. Method: half a second a record, doomed after one."""
+    """Goal: a stale run must not burn cores. Method: half a second a record, stopped after one."""
     sweeping = Sweeping(connect_session, tmp_path)
-    doomed = threading.Event()
-    timer = threading.Timer(1.0, doomed.set)
+    must_stop = threading.Event()
+    timer = threading.Timer(1.0, must_stop.set)
     timer.start()
     began = time.monotonic()
     with pytest.raises(SweepInterrupted, match="interrupted"):
-        sweeping.run(transform, doomed=doomed.is_set)
+        sweeping.run(transform, must_stop=must_stop.is_set)
     assert time.monotonic() - began < 30, "all records would take minutes"
     assert connect_session.getTags() == set()
     sweeping.check_records_come_out_as_they_went_in()

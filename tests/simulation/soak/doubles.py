@@ -64,14 +64,14 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         worlds: list[World] = []
 
         def sweeper(
-            *, stream: ShardStream, spark: RunOnSpark, doomed: Any, output_root: OutputPlace
+            *, stream: ShardStream, spark: RunOnSpark, must_stop: Any, output_root: OutputPlace
         ):
             made, run = worlds[0], spark.run
             deployment = next(each for each in made.deployments if run in each.runs)
             log, moods = made.logs[stream.name], made.moods(stream.name)
             return SweeperDouble(
                 deployment, run, log, moods, Path(output_root.address),
-                lambda: spark.watch.doomed() or doomed(),
+                lambda: spark.watch.must_stop() or must_stop(),
             )  # fmt: skip
 
         doubles = {

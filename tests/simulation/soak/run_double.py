@@ -70,7 +70,7 @@ class SweeperDouble:
 
     def __init__(
         self, deployment: DagsterDouble, run: str, log: SyntheticLog, moods: Moods,
-        root: Path, doomed: Callable[[], bool],
+        root: Path, must_stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._deployment = deployment
         self._time = deployment.time
@@ -78,7 +78,7 @@ class SweeperDouble:
         self._log = log
         self._moods = moods
         self._root = root
-        self._doomed = doomed
+        self._must_stop = must_stop
         self._attempts = 0
 
     def __call__(
@@ -96,12 +96,12 @@ class SweeperDouble:
     def retry(self, each: Retry, guard: StallGuard) -> SweepResult:
         """Make one batch beside the others; a hang ends when its guard gives it up."""
         own = copy(self)
-        own._doomed = lambda: guard.ending or self._doomed()
+        own._must_stop = lambda: guard.ending or self._must_stop()
         return own([each.range_], {each.range_.shard: each.numbers})[each.range_.shard]
 
     def _hang(self) -> None:
         """Play a Spark job without end, which asks for its interruption as the real one does."""
-        while not self._doomed():
+        while not self._must_stop():
             self._time.sleep(LOOK_S)
         raise SweepInterrupted("The Spark job was interrupted.")
 

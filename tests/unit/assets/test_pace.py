@@ -27,26 +27,26 @@ def times(**settings: float) -> DueTimes:
 
 def test_a_shard_that_was_never_seen_read_is_due_at_once() -> None:
     due = times(commit_interval_s=10.0)
-    due.see_unread(ZERO, 100.0)
+    due.mark_unread(ZERO, 100.0)
     assert due.due_s <= 100.0
 
 
 def test_a_record_is_due_one_interval_after_the_last_check_without_records() -> None:
     due = times(commit_interval_s=10.0)
-    due.see_read(ZERO, 100.0)
+    due.mark_read(ZERO, 100.0)
     assert due.due_s == math.inf
-    due.see_unread(ZERO, 101.0)
+    due.mark_unread(ZERO, 101.0)
     assert due.due_s == 110.0
-    due.see_unread(ZERO, 105.0)
+    due.mark_unread(ZERO, 105.0)
     assert due.due_s == 110.0, "a later look does not put it off"
 
 
 def test_all_shards_are_due_with_the_earliest_one() -> None:
     due = times(commit_interval_s=10.0)
-    due.see_read(ZERO, 100.0)
-    due.see_read(ONE, 104.0)
-    due.see_unread(ZERO, 105.0)
-    due.see_unread(ONE, 105.0)
+    due.mark_read(ZERO, 100.0)
+    due.mark_read(ONE, 104.0)
+    due.mark_unread(ZERO, 105.0)
+    due.mark_unread(ONE, 105.0)
     assert due.due_s == 110.0
     due.drop(ZERO)
     assert due.due_s == 114.0
@@ -54,16 +54,16 @@ def test_all_shards_are_due_with_the_earliest_one() -> None:
 
 def test_many_bytes_are_due_at_once() -> None:
     due = times(commit_interval_s=10.0)
-    due.see_read(ZERO, 100.0)
-    due.see_unread(ZERO, 101.0, at_once=True)
+    due.mark_read(ZERO, 100.0)
+    due.mark_unread(ZERO, 101.0, at_once=True)
     assert due.due_s <= 101.0
 
 
 def test_records_beyond_a_batch_are_read_at_once() -> None:
     due = times(commit_interval_s=10.0)
-    due.see_read(ZERO, 100.0)
+    due.mark_read(ZERO, 100.0)
     due.committed(110.0, took_s=3.0)
-    due.see_behind(ZERO)
+    due.mark_behind(ZERO)
     assert due.due_s <= 110.0
 
 
@@ -75,12 +75,12 @@ def test_at_the_end_of_the_log_a_run_pauses_between_two_batches(
 ) -> None:
     due = times(commit_interval_s=0.0)
     for _ in range(2):
-        due.see_read(ZERO, 100.0)
+        due.mark_read(ZERO, 100.0)
         due.committed(100.0, took_s=took_s)
-        due.see_unread(ZERO, 100.1)
+        due.mark_unread(ZERO, 100.1)
         assert due.due_s == pytest.approx(100.0 + rest_s)
-    due.see_read(ZERO, 200.0)
-    due.see_unread(ZERO, 200.2)
+    due.mark_read(ZERO, 200.0)
+    due.mark_unread(ZERO, 200.2)
     assert due.due_s <= 200.2, "a record that comes later is due at once"
 
 
@@ -88,10 +88,10 @@ def test_a_run_is_idle_after_the_limit_without_records_and_never_with_unread_one
     due = times(commit_interval_s=500.0, idle_limit_s=60.0)
     assert not due.idle(59.0)
     assert due.idle(60.0)
-    due.see_read(ZERO, 60.0)
-    due.see_unread(ZERO, 70.0)
+    due.mark_read(ZERO, 60.0)
+    due.mark_unread(ZERO, 70.0)
     assert not due.idle(400.0)
-    due.see_read(ZERO, 401.0)
+    due.mark_read(ZERO, 401.0)
     due.committed(401.0, took_s=1.0)
     assert not due.idle(460.0)
     assert due.idle(461.0)
@@ -134,20 +134,20 @@ def test_no_record_waits_longer_than_the_interval_and_one_sweep(
 ) -> None:
     """Check like a run: at the listed times, and when a record is due."""
     due = times(commit_interval_s=interval_s)
-    due.see_read(ZERO, 0.0)
+    due.mark_read(ZERO, 0.0)
     now_s, unread, waiting = 0.0, sorted(arrivals), [*looks]
     while waiting:
         poll_s = now_s + waiting.pop()
         now_s = max(now_s, min(poll_s, due.due_s))
         come = [arrival for arrival in unread if arrival <= now_s]
         if not come:
-            due.see_read(ZERO, now_s)
+            due.mark_read(ZERO, now_s)
             continue
-        due.see_unread(ZERO, now_s)
+        due.mark_unread(ZERO, now_s)
         assert due.due_s <= max(come[0] + interval_s, now_s) + REST_MAX_S
         if due.due_s <= now_s:
             unread = unread[len(come) :]
-            due.see_read(ZERO, now_s)
+            due.mark_read(ZERO, now_s)
             now_s += sweep_s
             due.committed(now_s, took_s=sweep_s)
             late_s = max(0.0, now_s - sweep_s - come[0] - interval_s)

@@ -22,7 +22,7 @@ from uuid import uuid4
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.folder_owner import MARK
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement
-from dagster_leasehold.assets.output.table.publish_locks import elsewhere
+from dagster_leasehold.assets.output.table.publish_locks import table_conflict_text
 from dagster_leasehold.assets.output.table.table_access import TableAccess
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.local_place import local_place
@@ -105,7 +105,7 @@ def _record(store: Publications, key: GroupKey, name: TableName) -> None:
         return
     lock = store.take_publish_lock(key, None, "", name)
     if isinstance(lock, PublishesElsewhere):
-        raise TableUnavailable(elsewhere(key, name, lock))
+        raise TableUnavailable(table_conflict_text(key, name, lock))
     if isinstance(lock, PublishLock):
         store.release_publish_lock(lock)
 

@@ -43,10 +43,10 @@ _lock = threading.Lock()
 def open_client(name: str, properties: Mapping[str, str]) -> Catalog:
     """Return PyIceberg's client of a catalog, whose calls raise `TimeoutError` after `ANSWER_S`."""
     client = answered(name, partial(_open, name, properties))
-    return cast("Catalog", _ClientInTime(client))
+    return cast("Catalog", _ClientWithTimeout(client))
 
 
-class _ClientInTime:
+class _ClientWithTimeout:
     """A client whose methods are called through `answered`."""
 
     def __init__(self, client: Catalog) -> None:
@@ -138,14 +138,14 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
 def _rest(name: str, conf: dict[str, Any]) -> Catalog:
     from pyiceberg.catalog.rest import RestCatalog
 
-    class RestInTime(RestCatalog):
+    class RestWithTimeout(RestCatalog):
         @override
         def _config_headers(self, session: Session) -> None:
             super()._config_headers(session)
             # Set before the first request, which can be for a token.
             cast("Any", session).request = partial(session.request, timeout=ANSWER_S)
 
-    return RestInTime(name, **conf)
+    return RestWithTimeout(name, **conf)
 
 
 def _limit_sockets(hive: Any) -> None:

@@ -79,8 +79,8 @@ class TableCatalog(Protocol):
 
         Raises:
             PublicationRefused: another writer committed to the table first.
-            TableUnavailable: the catalog did not answer; the publication can be in the table.
-            StoreError: the lease store did not answer; the publication can be in the table.
+            TableUnavailable: the catalog did not answer; the publication may be in the table.
+            StoreError: the lease store did not answer; the publication may be in the table.
         """
         ...
 
@@ -98,7 +98,7 @@ class TableCatalog(Protocol):
 
         Raises:
             PublicationRefused: the catalog refused the request.
-            TableUnavailable: the catalog did not answer; the publication can be in the table.
+            TableUnavailable: the catalog did not answer; the publication may be in the table.
         """
         ...
 
@@ -144,12 +144,12 @@ class LeaseDatabaseCatalog(TableCatalog):
         a restored pointer, its new files take precedence over the older ones.
         """
         pointer = None if self.name is None else self.store.table_pointer(self.name)
-        dated = self.io.dated(METADATA_FOLDER)
-        since = 0 if pointer is None else dated.get(pointer.location, 0)
+        times = self.io.modification_times(METADATA_FOLDER)
+        since = 0 if pointer is None else times.get(pointer.location, 0)
         newest, best = None, (0, 0)
-        if pointer is not None and pointer.location in dated:
+        if pointer is not None and pointer.location in times:
             best = _rank(self._load(pointer.location))
-        for at, modified in dated.items():
+        for at, modified in times.items():
             if modified < since or not at.endswith(METADATA_SUFFIX):
                 continue
             try:

@@ -113,9 +113,9 @@ def _publish(
     settings: TableSettings,
     catalog: CatalogSettings,
 ) -> str:
-    """Publish if the publish lock is free; return the reason why batches can still wait."""
+    """Publish if the publish lock is free; return the reason why batches may still be waiting."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher
-    from dagster_leasehold.assets.output.table.publish_locks import elsewhere
+    from dagster_leasehold.assets.output.table.publish_locks import table_conflict_text
 
     name = settings.table_name(catalog.name, key)
     try:
@@ -124,7 +124,7 @@ def _publish(
         # A process without write access waits for one that has it.
         return f"this account cannot publish: {one_line(str(error)).rstrip('.')}"
     if isinstance(lock, PublishesElsewhere):
-        raise TableUnavailable(elsewhere(key, name, lock))
+        raise TableUnavailable(table_conflict_text(key, name, lock))
     if not isinstance(lock, PublishLock):
         return f"node {lock.node} holds the publish lock"
     publisher = build_publisher(

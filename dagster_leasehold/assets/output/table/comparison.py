@@ -6,11 +6,11 @@ per existing file, and few names.
 
 Consumption, publishing and rewriting continue at the same time, without false differences:
 
-1. Cursors and snapshot are read as a consistent cut, with no publication in between. A snapshot
+1. Cursors and snapshot are read as a consistent state, with no publication in between. A snapshot
    does not change, and later batches are behind the cursors.
 2. A later change to published output appears as files on one side only. Files of changes that wait
-   for publication at the cut are expected.
-3. The remaining differences are compared again at a new cut. By then, a change has reached both
+   for publication at the state are expected.
+3. The remaining differences are compared again at a new state. By then, a change has reached both
    sides or waits for publication. A file that the table has lost is still missing.
 
 Files that another program has rewritten are compared only by their number of records. A listing of
@@ -40,7 +40,7 @@ from dagster_leasehold.lease_store.publication_rows import Publication, TableCha
 SUMS = 1 << 16
 DIFFERENCES_MAX = 1_000
 """The most sums whose files are compared by name, which is about the most reported differences."""
-CUTS_MAX = 10
+READS_MAX = 10
 LOOKUPS_MAX = 1_000
 """The most files that are looked up one by one."""
 NAMED_MAX = 3
@@ -68,7 +68,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _State:
     """The cursors of all shards, and the state of the table at these cursors."""
 
     publication: Publication
@@ -106,7 +106,7 @@ class TableComparison:
         files_max: the most batches of the ledger, and files of the table, to compare; None for all.
     """
 
-    own: GroupTable
+    group: GroupTable
     files_max: int | None = None
 
     def compare(self) -> Comparison:
@@ -115,14 +115,14 @@ class TableComparison:
         Raises:
             TooManyFiles: there are more than `files_max`.
         """
-        cut = self._cut()
-        metadata = None if cut.table is None else cut.table.metadata
-        conflict = table_conflict(self.own.name, cut.publication, metadata, self.own.io)
-        # The listing comes after the cut, so it has all existing files of the table.
-        sides = self._sides(cut, self._existing(cut))
+        state = self._read_state()
+        metadata = None if state.table is None else state.table.metadata
+        conflict = table_conflict(self.group.name, state.publication, metadata, self.group.io)
+        # The listing comes after the state, so it has all existing files of the table.
+        sides = self._sides(state, self._existing(state))
         unequal = sides.unequal
-        first = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if unequal else {}
-        again = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if first else {}
+        first = self._differences(self._read_state(), unequal[:DIFFERENCES_MAX]) if unequal else {}
+        again = self._differences(self._read_state(), unequal[:DIFFERENCES_MAX]) if first else {}
         entries = sorted(entry for entry, count in first.items() if count * again.get(entry, 0) > 0)
         notes = list[str]()
         if sides.foreign and not sides.records and not conflict:
@@ -137,7 +137,7 @@ class TableComparison:
         sentences = [_sentence(entry, first[entry]) for entry in entries]
         sentences += [
             f"The file {path}, which the table names, does not exist."
-            for path in absent_files(self.own.place, sides.lookups)
+            for path in absent_files(self.group.place, sides.lookups)
         ]
         if entries and len(unequal) > DIFFERENCES_MAX:
             sentences.append("More files differ.")
@@ -155,71 +155,71 @@ class TableComparison:
         Raises:
             TableUnavailable: a file that the table lacks does not exist.
         """
-        publication = self.own.store.publication(self.own.key)
+        publication = self.group.store.publication(self.group.key)
         assert publication is not None
-        changes = tuple(change.sequence for change in each_change(self.own.store, self.own.key))
-        cut = _Cut(publication, self.own.store.published_until(self.own.key) or {}, (), table)
-        differences = self._differences(cut, self._sides(cut, None).unequal)
+        changes = tuple(change.sequence for change in each_change(self.group.store, self.group.key))
+        state = _State(publication, self.group.store.published_until(self.group.key) or {}, (), table)
+        differences = self._differences(state, self._sides(state, None).unequal)
         missing = {entry for entry, count in differences.items() if count > 0}
         added: dict[str, ShardFile] = {
             file.path: (batch.shard, file)
-            for batch in (self.own.store.each_batch(self.own.key) if missing else ())
+            for batch in (self.group.store.each_batch(self.group.key) if missing else ())
             for file in batch.files
             if (file.path, file.records) in missing
         }
-        if absent := absent_files(self.own.place, list(added)):
+        if absent := absent_files(self.group.place, list(added)):
             raise TableUnavailable(
-                f"The table {_shown(self.own.name)} cannot follow the ledger: {len(absent):,} "
+                f"The table {_shown(self.group.name)} cannot follow the ledger: {len(absent):,} "
                 f"files of the ledger do not exist ({path_list(absent)}). The table was not "
                 "changed. Restore the files from a backup, or replay their batches."
             )
         surplus = {path for (path, _), count in differences.items() if count < 0}
         return tuple(added.values()), tuple(sorted(surplus)), changes
 
-    def _existing(self, cut: _Cut) -> set[int] | None:
+    def _existing(self, state: _State) -> set[int] | None:
         """Return the hashes of the paths of all output files; None without a table."""
-        if cut.table is None:
+        if state.table is None:
             return None
         try:
-            return set(map(hash, self.own.place.names(ATTEMPTS_FOLDER)))
+            return set(map(hash, self.group.place.names(ATTEMPTS_FOLDER)))
         except OSError as error:
             raise TableUnavailable(
-                f"The files in {self.own.place} cannot be listed ({one_line(str(error))}): make "
+                f"The files in {self.group.place} cannot be listed ({one_line(str(error))}): make "
                 "sure that this account can read the output folder."
             ) from error
 
-    def _cut(self) -> _Cut:
-        for _ in range(CUTS_MAX):
-            before = self.own.store.publication(self.own.key)
+    def _read_state(self) -> _State:
+        for _ in range(READS_MAX):
+            before = self.group.store.publication(self.group.key)
             assert before is not None
-            cursors = dict(self.own.store.published_until(self.own.key) or {})
-            changes = tuple(each_change(self.own.store, self.own.key))
-            table = self.own.catalog.find()
-            after = self.own.store.publication(self.own.key)
+            cursors = dict(self.group.store.published_until(self.group.key) or {})
+            changes = tuple(each_change(self.group.store, self.group.key))
+            table = self.group.catalog.find()
+            after = self.group.store.publication(self.group.key)
             if after and (after.number, after.pending) == (before.number, before.pending):
                 mark = mark_of(table.metadata) if table else None
-                own = before.pending
-                if own is not None and mark is not None and mark.publication == own.id:
+                pending = before.pending
+                if pending is not None and mark is not None and mark.publication == pending.id:
                     # The pending publication is in the table, and will be settled.
-                    cursors |= {each.shard: each.end for each in own.ranges}
-                    changes = tuple(one for one in changes if one.sequence not in own.changes)
+                    cursors |= {each.shard: each.end for each in pending.ranges}
+                    changes = tuple(one for one in changes if one.sequence not in pending.changes)
                     before = replace(
-                        before, last=own.id, snapshot=own.snapshot, records=own.records
+                        before, last=pending.id, snapshot=pending.snapshot, records=pending.records
                     )
-                return _Cut(before, cursors, changes, table)
+                return _State(before, cursors, changes, table)
         raise TableUnavailable(
-            f"The table {_shown(self.own.name)} changed during each of {CUTS_MAX} attempts to read "
-            "it: try again."
+            f"The table {_shown(self.group.name)} changed during each of {READS_MAX} attempts to "
+            "read it: try again."
         )
 
-    def _sides(self, cut: _Cut, existing: Collection[int] | None) -> _Sides:
-        """Read both sides of a cut once.
+    def _sides(self, state: _State, existing: Collection[int] | None) -> _Sides:
+        """Read both sides of a state once.
 
         `existing` has the hashes of existing paths; with None, existence is not checked.
         """
         sums, sides = array("Q", bytes(8 * SUMS)), _Sides([])
-        additions, removals = _expected(cut)
-        for entry, sign in self._entries(cut):
+        additions, removals = _expected(state)
+        for entry, sign in self._entries(state):
             hashed = hash(entry)
             at = hashed % SUMS
             sums[at] = (sums[at] + sign * hashed) & _MASK
@@ -238,44 +238,44 @@ class TableComparison:
         sides.unequal = [at for at, level in enumerate(sums) if level]
         return sides
 
-    def _differences(self, cut: _Cut, unequal: Collection[int]) -> Differences:
+    def _differences(self, state: _State, unequal: Collection[int]) -> Differences:
         """Return the unexpected differences between the files of some sums."""
         indexes = set(unequal)
         counts: Counter[FileEntry] = Counter()
-        for entry, sign in self._entries(cut):
+        for entry, sign in self._entries(state):
             if hash(entry) % SUMS in indexes:
                 counts[entry] += sign
                 if not counts[entry]:
                     del counts[entry]
-        additions, removals = _expected(cut)
+        additions, removals = _expected(state)
         return {
             entry: count
             for entry, count in counts.items()
             if entry[0] not in (additions if count > 0 else removals)
         }
 
-    def _entries(self, cut: _Cut) -> Iterator[tuple[FileEntry, int]]:
+    def _entries(self, state: _State) -> Iterator[tuple[FileEntry, int]]:
         """Yield the files of the ledger with 1, and the files of the table with -1."""
-        for batch in _at_most(self.files_max, self.own.store.each_batch(self.own.key)):
-            if batch.sequence < cut.cursors.get(batch.shard, 0):
+        for batch in _at_most(self.files_max, self.group.store.each_batch(self.group.key)):
+            if batch.sequence < state.cursors.get(batch.shard, 0):
                 for file in batch.files:
                     if not file.quarantine:
                         yield (file.path, file.records), 1
-        if cut.table is not None:
+        if state.table is not None:
             try:
-                for entry in _at_most(self.files_max, current_files(self.own.io, cut.table)):
+                for entry in _at_most(self.files_max, current_files(self.group.io, state.table)):
                     yield entry, -1
             except FileNotFoundError as error:
                 raise TableUnavailable(
-                    f"Metadata of the table {_shown(self.own.name)} is gone: "
+                    f"Metadata of the table {_shown(self.group.name)} is gone: "
                     f"{one_line(str(error))} Restore it from a backup."
                 ) from error
 
 
-def _expected(cut: _Cut) -> tuple[set[str], set[str]]:
+def _expected(state: _State) -> tuple[set[str], set[str]]:
     """Return the files that waiting changes add, and the files that they remove."""
-    additions = {file.path for change in cut.changes for file in change.added}
-    return additions, {path for change in cut.changes for path in change.removed}
+    additions = {file.path for change in state.changes for file in change.added}
+    return additions, {path for change in state.changes for path in change.removed}
 
 
 def _foreign(path: str) -> bool:

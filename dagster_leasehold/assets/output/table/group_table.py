@@ -80,7 +80,7 @@ def files_of_table(
 ) -> set[str]:
     """Return the data files that the snapshots of a group's table name, by their ledger paths.
 
-    It includes the files of a newer state, because the ledger can be restored from a backup.
+    It includes the files of a newer state, because the ledger may have been restored from a backup.
     """
     publication = store.publication(key)
     name = None if publication is None else publication.table

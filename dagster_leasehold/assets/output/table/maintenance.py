@@ -12,7 +12,7 @@ The cleaner can also freeze between any two steps, while others publish for days
 
 1. It lists the old files, then reads the table, then checks that it still holds the lock.
 2. If it does, all files that others have staged are newer than the list.
-3. If it does not, it removes no files, because its state of the table can be older than the list.
+3. If it does not, it removes no files, because its state of the table may be older than the list.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
     ]
 
 
-def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
+def orphaned_files(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
     """Return the metadata files that no snapshot of these tables names."""
     named = {
         location.removeprefix(f"{table.metadata.location}/")

@@ -5,7 +5,7 @@ with a removed file is rewritten.
 
 Merges keep the entries of a shard together, so that a reader needs only the few manifests whose
 bounds in the manifest list include its shards. Manifests have levels, as in a log-structured merge
-tree. New manifests have level 0. When `OVERLAP_MAX` manifests of a level can have files of the same
+tree. New manifests have level 0. When `OVERLAP_MAX` manifests of a level may have files of the same
 shard, they are merged, sorted by shard, and split into manifests of the next level. Each of these
 covers fewer shards; a manifest with a single shard grows instead. So the number of rewrites of an
 entry is logarithmic in the number of publications, few manifests of each level contain a given
@@ -306,7 +306,7 @@ def _group(manifest: ManifestFile) -> Group:
 
 
 def _within(shard: ShardId | None, bounds: tuple[bytes, bytes] | None) -> bool:
-    """Return True if a manifest can have files of a shard."""
+    """Return True if a manifest may have files of a shard."""
     return shard is None or bounds is None or bounds[0] <= shard.encode() <= bounds[1]
 
 

@@ -51,7 +51,7 @@ class PlaceIO(FileIO):
         with _checked_access(location, "read"):
             return self._at(location).content()
 
-    def dated(self, folder: str) -> dict[str, int]:
+    def modification_times(self, folder: str) -> dict[str, int]:
         """Return the files below a folder, each with the time of its last change."""
         with _checked_access(f"{self.location}/{folder}", "listed"):
             return {
@@ -129,14 +129,14 @@ class _File(InputFile, OutputFile):
 
     @override
     def create(self, overwrite: bool = False) -> OutputStream:
-        return cast(OutputStream, _Whole(self))
+        return cast(OutputStream, _BufferedFile(self))
 
     def put(self, content: bytes) -> None:
         self._files.write(self.location, content)
         self._bytes = len(content)
 
 
-class _Whole(io.BytesIO):
+class _BufferedFile(io.BytesIO):
     """A buffer that is written to a file when it is closed, unless an error occurred."""
 
     def __init__(self, file: _File) -> None:

@@ -80,13 +80,13 @@ def take_lock(
         if isinstance(lock, PublishLock):
             return lock
         if isinstance(lock, PublishesElsewhere):
-            return PublishReport(explanation=elsewhere(key, name, lock))
+            return PublishReport(explanation=table_conflict_text(key, name, lock))
         assert isinstance(lock, LockTaken)
         return PublishReport(explanation=f"Node {lock.node or 'of another deployment'} publishes.")
     return PublishReport(explanation="No node of this deployment is alive in the group.")
 
 
-def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
+def table_conflict_text(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
     """Return a sentence on a group that publishes to another table."""
     table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
     if other.group == key:

@@ -47,7 +47,7 @@ HELD_MAX_S = 300.0
 """The time after which a lock of the own node counts as abandoned, in seconds."""
 RETRY_EVERY_S = 1.0
 """The interval between a run's retries after a failed publication, in seconds."""
-LEAVE_S = 5.0
+JOIN_TIMEOUT_S = 5.0
 """The longest time that a run waits at its end for a publication in progress, in seconds."""
 PUBLISHING = "publishing"
 
@@ -241,7 +241,7 @@ class PublishingRun:
     def __exit__(self, *_: object) -> None:
         self._ended = True
         self._committed.set()
-        self._thread.join(LEAVE_S)
+        self._thread.join(JOIN_TIMEOUT_S)
 
     def _publish(self) -> None:
         rounds, last_line = self._rounds, ""

@@ -26,7 +26,7 @@ from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement, Columns
 from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.completeness import Completeness, ShardsSeen
-from dagster_leasehold.assets.output.table.maintenance import old_metadata, unnamed
+from dagster_leasehold.assets.output.table.maintenance import old_metadata, orphaned_files
 from dagster_leasehold.assets.output.table.marks import (
     MARK_PROPERTY,
     PUBLICATION_KEY,
@@ -116,7 +116,7 @@ class Publisher:
         watermark: returns the largest event time of a batch, or None.
     """
 
-    own: GroupTable
+    group: GroupTable
     settings: TableSettings
     now_ms: Callable[[], int]
     new_id: Callable[[], UUID]
@@ -124,17 +124,17 @@ class Publisher:
     _agreement: ColumnAgreement = field(init=False)
 
     def __post_init__(self) -> None:
-        self._agreement = ColumnAgreement(self.own.store, self.own.key)
+        self._agreement = ColumnAgreement(self.group.store, self.group.key)
 
     @property
     def key(self) -> GroupKey:
         """The group."""
-        return self.own.key
+        return self.group.key
 
     @property
     def comparison(self) -> TableComparison:
         """The comparison of the table with the ledger."""
-        return TableComparison(self.own)
+        return TableComparison(self.group)
 
     @span("publication")
     def publish(self, lock: PublishLock, seen: ShardsSeen | None = None) -> PublishReport:
@@ -146,21 +146,21 @@ class Publisher:
         Raises:
             TableUnavailable: the catalog or the output cannot be reached.
         """
-        note(stream=str(self.own.key.stream), group=str(self.own.key.group), epoch=lock.epoch)
+        note(stream=str(self.group.key.stream), group=str(self.group.key.group), epoch=lock.epoch)
         failpoints.reach("after_publish_lock")
         # The table is read first. If the lock is still held afterwards, only the pending
         # publication could have changed the table in between.
-        table = self.own.catalog.find()
-        now = self.own.store.publication(self.own.key)
+        table = self.group.catalog.find()
+        now = self.group.store.publication(self.group.key)
         if now is None or now.epoch != lock.epoch:
             return LOST
         if now.pending is not None:
             return self._settle(lock, table, now.pending, resend=True) or self.publish(lock, seen)
         metadata = None if table is None else table.metadata
-        if conflict := table_conflict(self.own.name, now, metadata, self.own.io):
+        if conflict := table_conflict(self.group.name, now, metadata, self.group.io):
             raise TableUnavailable(conflict)
-        changes = self.own.store.pending_changes(self.own.key)
-        backlog = self.own.store.unpublished(self.own.key)
+        changes = self.group.store.pending_changes(self.group.key)
+        backlog = self.group.store.unpublished(self.group.key)
         if not changes and not backlog:
             return PublishReport(explanation="Everything that is committed is published.")
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
@@ -195,20 +195,20 @@ class Publisher:
         """
         lost_at = ""
         try:
-            table = self.own.catalog.find()
+            table = self.group.catalog.find()
         except TableMetadataGone as error:
             table, lost_at = None, error.at
-        now = self.own.store.publication(self.own.key)
+        now = self.group.store.publication(self.group.key)
         pending = None if now is None else now.pending
         if pending and (report := self._settle(lock, table, pending, resend=False)):
             return report
-        rolling = RollingForward(self.own, log)
-        newest = self.own.catalog.newest_state()
+        rolling = RollingForward(self.group, log)
+        newest = self.group.catalog.newest_state()
         ahead = rolling.shards(newest)
         if newest is None or not (ahead or table is None or rolling.in_progress(newest)):
             ahead = rolling.shards(table)
         elif table is None and not lost_at:
-            created = self.own.catalog.create(lock, newest.metadata)
+            created = self.group.catalog.create(lock, newest.metadata)
             if isinstance(created, LockOver):
                 return LOST
             table = created
@@ -234,10 +234,10 @@ class Publisher:
         resend: bool,
     ) -> PublishReport | None:
         """Settle the pending publication; return a report if the lock is over."""
-        outcome = self.own.catalog.settle(lock, table, pending, resend=resend)
+        outcome = self.group.catalog.settle(lock, table, pending, resend=resend)
         if isinstance(outcome, Stale):
             raise TableUnavailable(
-                f"A publication of {self.own.key} is in its table, but does not match the ledger: "
+                f"A publication of {self.group.key} is in its table, but does not match the ledger: "
                 f"{REMEDY}."
             )
         return LOST if isinstance(outcome, LockOver) else None
@@ -248,17 +248,17 @@ class Publisher:
         Files are removed only while holding the lock, and never while a publication is pending,
         because its request can still add its files to the table.
         """
-        owned(self.own.store, self.own.place, again=True)
+        owned(self.group.store, self.group.place, again=True)
         # The order matters: see `table.maintenance`.
-        old = old_metadata(self.own.place, older_than)
-        table = self.own.catalog.find() if old else None
-        newest = self.own.catalog.newest_state() if old else None
-        orphans = unnamed(self.own.io, filter(None, (table, newest)), old) if table else ()
-        publication = self.own.store.publication(self.own.key)
+        old = old_metadata(self.group.place, older_than)
+        table = self.group.catalog.find() if old else None
+        newest = self.group.catalog.newest_state() if old else None
+        orphans = orphaned_files(self.group.io, filter(None, (table, newest)), old) if table else ()
+        publication = self.group.store.publication(self.group.key)
         if publication is None or publication.epoch != lock.epoch or publication.pending:
             return 0
         for path in orphans:
-            (self.own.place / path).remove(missing_ok=True)
+            (self.group.place / path).remove(missing_ok=True)
         return len(orphans)
 
     def _carry_out(
@@ -283,11 +283,11 @@ class Publisher:
             instead_of: the location of lost metadata, which the pointer names; the table starts
                 over.
         """
-        owned(self.own.store, self.own.place)
+        owned(self.group.store, self.group.place)
         if instead_of:
             table = OpenTable(self._new_table(), instead_of)
         elif table is None:
-            created = self.own.catalog.create(lock, self._new_table())
+            created = self.group.catalog.create(lock, self._new_table())
             if isinstance(created, LockOver):
                 return LOST
             table = created
@@ -298,17 +298,17 @@ class Publisher:
             complete = Completeness()
         planned, staging = self._staged(lock, table, plan, complete, adopts=adopts)
         failpoints.reach("after_stage")
-        outcome = self.own.catalog.publish(lock, table, staging, planned)
+        outcome = self.group.catalog.publish(lock, table, staging, planned)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:
-                self.own.io.discard({before.states} - cursor_files(staging.metadata))
+                self.group.io.discard({before.states} - cursor_files(staging.metadata))
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
         return LOST if isinstance(outcome, LockOver) else STALE
 
     def _new_table(self) -> TableMetadata:
-        location = self.own.io.location
+        location = self.group.io.location
         return first_metadata(self.key, self.settings, location, self._columns(), self.new_id())
 
     def _columns(self) -> Columns:
@@ -325,7 +325,7 @@ class Publisher:
         adopts: bool,
     ) -> tuple[PlannedPublication, Staging]:
         """Write the snapshots of a publication; return its row for the store, and the snapshots."""
-        number, io, settings = self.new_id().hex, self.own.io, self.settings
+        number, io, settings = self.new_id().hex, self.group.io, self.settings
         staging = Staging(
             io, table.metadata, self.now_ms(), self._snapshot_id, lambda: self.new_id().hex
         )
@@ -333,8 +333,8 @@ class Publisher:
         staging.set_properties(settings.properties)
         before = table.metadata.current_snapshot()
         states = states_of_snapshots(
-            self.own.store,
-            self.own.key,
+            self.group.store,
+            self.group.key,
             None if adopts else self._states(table.metadata),
             plan,
             self.watermark,
@@ -365,12 +365,12 @@ class Publisher:
     ) -> str:
         """Stage the snapshots of a publication; return the location of the states after it."""
         before, root = staging.metadata.current_snapshot(), staging.metadata.location
-        marks = {GROUP_KEY: str(self.own.key), PUBLICATION_KEY: number}
+        marks = {GROUP_KEY: str(self.group.key), PUBLICATION_KEY: number}
         own, at, final = dict[str, str](), "", len(plan.snapshots)
         for place, (snapshot, states) in enumerate(zip_longest(plan.snapshots, each_states), 1):
             at = states_location(root, number, 0 if place >= final else place)
             if place >= final or not in_summary(states):
-                write_states(self.own.io, at, states)
+                write_states(self.group.io, at, states)
                 staging.written.append(at)
             own = marks | summary_of(states, at, complete.after(states, snapshot))
             if snapshot is None:
@@ -383,7 +383,7 @@ class Publisher:
             moves = place > 1 and bool(snapshot.committed)
             staging.add(snapshot, own | counts, empty=moves)
             if staging.missing:
-                self.own.io.discard(staging.written)
+                self.group.io.discard(staging.written)
                 raise _FilesMissing(staging.missing)
         if staging.metadata.current_snapshot() == before:
             # For batches without records or rejected changes, an empty snapshot moves the cursors.
@@ -393,7 +393,7 @@ class Publisher:
         return at
 
     def _next_number(self) -> int:
-        publication = self.own.store.publication(self.own.key)
+        publication = self.group.store.publication(self.group.key)
         return 1 if publication is None else publication.number + 1
 
     def _states(self, before: TableMetadata) -> States | None:
@@ -401,7 +401,7 @@ class Publisher:
         if (mark := mark_of(before)) is not None:
             # The ledger tells what a damaged file does not.
             with suppress(LogCorrupt):
-                return read_states(self.own.io, mark.states)
+                return read_states(self.group.io, mark.states)
         return None
 
     def _completeness(
@@ -417,7 +417,7 @@ class Publisher:
         # Above this limit, other shards can have unpublished batches, too.
         if seen is None or len(backlog) >= BACKLOG_BATCHES:
             return complete
-        gaps = self.own.store.gaps(self.own.key, acknowledged=False)
+        gaps = self.group.store.gaps(self.group.key, acknowledged=False)
         complete.seen = seen
         complete.behind = {each.shard: each.more for each in backlog}
         complete.gaps = any(gap.skipped for gap in gaps)
@@ -428,10 +428,10 @@ class Publisher:
         return self.new_id().int >> 66
 
     def _check_location(self, table: OpenTable) -> None:
-        if table.metadata.location.rstrip("/") != self.own.io.location:
-            name = self.own.name
+        if table.metadata.location.rstrip("/") != self.group.io.location:
+            name = self.group.name
             raise TableUnavailable(
                 f"The table {name.namespace}.{name.name} is at {table.metadata.location}, and the "
-                f"stream's output is at {self.own.io.location}: change the setting output back, or "
+                f"stream's output is at {self.group.io.location}: change the setting output back, or "
                 "give the stream another table name."
             )

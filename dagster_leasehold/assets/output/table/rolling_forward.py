@@ -107,7 +107,7 @@ class _Shard:
         )
 
 
-def shards_ahead(own: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
+def shards_ahead(group: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
     """Return the shards with more batches in the table than in the ledger.
 
     Shards that are missing in the ledger come first.
@@ -159,7 +159,7 @@ class RollingForward:
         log: receives a sentence about each shard before it is changed.
     """
 
-    own: GroupTable
+    group: GroupTable
     log: Callable[[str], None]
 
     def in_progress(self, table: OpenTable) -> bool:
@@ -177,13 +177,13 @@ class RollingForward:
         mark = None if table is None else mark_of(table.metadata)
         if table is None or mark is None or mark.publication == self._publication().last:
             return []
-        states = read_states(self.own.io, mark.states)
+        states = read_states(self.group.io, mark.states)
         if states is None or rolled_back(table.metadata, mark):
             self.log("The table does not record its part of each shard: the ledger is unchanged.")
             return []
-        ahead = shards_ahead(self.own, table, mark, states)
+        ahead = shards_ahead(self.group, table, mark, states)
         paths = [file.path for each in ahead for file in each.files if not file.quarantine]
-        if absent := absent_files(self.own.place, paths):
+        if absent := absent_files(self.group.place, paths):
             raise TableUnavailable(
                 f"The ledger cannot follow the table: {len(absent):,} files that the table names "
                 f"do not exist ({path_list(absent)}). Nothing was changed. Restore the files from "
@@ -203,7 +203,7 @@ class RollingForward:
         if len(ahead) > LOGGED_MAX:
             self.log(f"{len(ahead) - LOGGED_MAX:,} more shards are rolled forward.")
         for each in ahead:
-            outcome = self.own.store.roll_forward(lock, each)
+            outcome = self.group.store.roll_forward(lock, each)
             if isinstance(outcome, LockOver):
                 return outcome
             if isinstance(outcome, Stale):
@@ -214,6 +214,6 @@ class RollingForward:
         return None
 
     def _publication(self) -> Publication:
-        publication = self.own.store.publication(self.own.key)
+        publication = self.group.store.publication(self.group.key)
         assert publication is not None, "A publisher with the lock has a publication."
         return publication

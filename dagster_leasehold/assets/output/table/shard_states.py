@@ -158,7 +158,7 @@ class _Ledger:
             for batch in store.each_batch(key, own):
                 if batch.sequence < cursors.get(batch.shard, 0):
                     states[batch.shard] = _joined(states.get(batch.shard), (batch,), self.watermark)
-        # The lookup can have seen withdrawals that this publication does not have.
+        # The ledger may contain withdrawals that are not in this publication.
         for change in each_change(store, key, after=self.after):
             if change.kind is ChangeKind.WITHDRAWAL:
                 states.pop(change.shard, None)

@@ -214,7 +214,7 @@ class Staging:
     def _next_ms(self) -> int:
         """Return a time later than all times in the metadata.
 
-        The clock of this host can be behind that of an earlier publisher, and PyIceberg dates some
+        The clock of this host may be behind that of an earlier publisher, and PyIceberg dates some
         changes by the host's clock. Engines in Java refuse metadata that is older than its newest
         snapshot.
         """

@@ -55,7 +55,7 @@ def test_a_schema_of_spark_equals_its_ddl() -> None:
         ("a VARCHAR(3)", "it has the type VARCHAR(3)"),
         ("a DECIMAL(39, 1)", "it has the type DECIMAL(39,1)"),
         ("a ARRAY<INT", "'>' is missing"),
-        ("a INT b INT", "nothing can stand at 'b'"),
+        ("a INT b INT", "nothing is allowed at 'b'"),
         ("a MAP<INT, INT>", "a map of it has other keys than strings"),
         ("a INT NOT", "'null' is missing"),
     ],

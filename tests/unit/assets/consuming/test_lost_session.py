@@ -97,7 +97,7 @@ def test_a_run_that_has_to_end_opens_no_session(
             raise CLOSED
 
     monkeypatch.setattr(spark, "session", lambda: cast(Any, Session()))
-    sweeper = sweeper_of(spark, tmp_path, renewed=spark.renewed, doomed=lambda: True)
+    sweeper = sweeper_of(spark, tmp_path, renewed=spark.renewed, must_stop=lambda: True)
     with pytest.raises(SweepInterrupted):
         sweeper([ReadRange(SHARD, "0", "1")], NUMBERS)
     assert spark.renewals == []

@@ -18,5 +18,5 @@ def test_an_attempt_in_a_store_ends_without_a_request(monkeypatch: pytest.Monkey
         return LocalFileSystem(), place.path
 
     monkeypatch.setattr(StorePlace, "arrow", arrow)
-    spark_work.clean(StorePlace("s3", "bucket", "attempts/run-1"))
+    spark_work.clean_up(StorePlace("s3", "bucket", "attempts/run-1"))
     assert not asked

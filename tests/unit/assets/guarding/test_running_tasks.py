@@ -84,7 +84,7 @@ def test_a_finished_task_counts_as_progress_without_other_signs(
         tag="tag",
         work="stream orders",
         progressed=lambda: moves.append(""),
-        doomed=lambda: bool(looks.append("")),
+        must_stop=lambda: bool(looks.append("")),
     )
 
     def end_task() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.present_files import FilePresence, look_for_files
+from dagster_leasehold.assets.output.present_files import FilePresence, check_files
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -26,7 +26,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def look(scene: Scene) -> FilePresence:
-    return look_for_files(scene.store, scene.key, scene.place)
+    return check_files(scene.store, scene.key, scene.place)
 
 
 def test_every_missing_file_is_named_with_its_batch(scene: Scene) -> None:
@@ -49,7 +49,7 @@ def test_every_missing_file_is_named_with_its_batch(scene: Scene) -> None:
 
 def test_progress_counts_ledger_rows_up_to_all_of_them(scene: Scene) -> None:
     reports: list[tuple[int, int | None]] = []
-    look_for_files(scene.store, scene.key, scene.place, lambda *seen: reports.append(seen))
+    check_files(scene.store, scene.key, scene.place, lambda *seen: reports.append(seen))
     assert reports == [(row, 6) for row in range(1, 7)]
 
 

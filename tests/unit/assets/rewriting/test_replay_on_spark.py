@@ -110,7 +110,7 @@ def test_a_stalled_replay_releases_its_claims_and_keeps_the_old_output(
             assert until(lambda: on_spark.sentences != [])
             clock.step_s = 301.0
             hung.wait()
-            assert job.watch.doomed()
+            assert job.watch.must_stop()
             ended.set()
 
     def interrupt(tag: str) -> None:
@@ -158,7 +158,7 @@ def test_a_replay_that_is_terminated_has_its_job_interrupted(
     on_spark: OnSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, at_work = on_spark.scene, threading.Event()
-    doomed: list[bool] = []
+    must_stop: list[bool] = []
 
     def terminated() -> float:
         if at_work.is_set() and threading.current_thread() is threading.main_thread():
@@ -167,14 +167,14 @@ def test_a_replay_that_is_terminated_has_its_job_interrupted(
 
     def work_until_interrupted(_: object, job: SweepJob) -> None:
         at_work.set()
-        doomed.append(until(job.watch.doomed))
+        must_stop.append(until(job.watch.must_stop))
         raise job.watch.interrupted()
 
     on_spark.before = work_until_interrupted
     monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=terminated))
     with pytest.raises(KeyboardInterrupt):
         on_spark.replay()
-    assert doomed == [True]
+    assert must_stop == [True]
     assert scene.store.rewrites(scene.key) == []
     assert scene.generations() == [0, 0, 0]
 

@@ -235,7 +235,7 @@ def test_a_source_is_found_by_its_entry_point_on_workers(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("shop", f"{NAME}.inner.prices:PRICE", shipped_code.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(shipped_code, "_points", lambda: (point,))
+    monkeypatch.setattr(shipped_code, "_entry_points", lambda: (point,))
     session = begun()
     shipped_code.send_users_code(session, "")
     code = (

@@ -30,14 +30,14 @@ class HourJob:
         self.session = Driver(0)
         self.sentences: list[str] = []
         self.moves: list[str] = []
-        self.doomed = threading.Event()
+        self.must_stop = threading.Event()
         self.stream = ShardStream(name="orders", source=LocalLog.create(folder / "log", 1))
         self.on_spark = RunOnSpark(
             session=lambda: cast(Any, self.session),
             run="run-1",
             work="an hour of stream orders",
             where="spark://host:7077",
-            doomed=self.doomed.is_set,
+            must_stop=self.must_stop.is_set,
             progressed=lambda: self.moves.append(""),
             starved_after_s=0.05,
             warn=self.sentences.append,
@@ -111,7 +111,7 @@ def test_an_abandoned_hour_is_interrupted_and_its_folder_is_kept(job: HourJob) -
 
     def transform(_: object) -> None:
         job.write()
-        job.doomed.set()
+        job.must_stop.set()
         assert until(lambda: TAG in job.session.interrupted)
         raise RuntimeError("[OPERATION_CANCELED] The operation was canceled.")
 

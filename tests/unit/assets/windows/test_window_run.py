@@ -226,7 +226,7 @@ def test_a_stalled_hour_is_given_up_and_keeps_its_output(
         "for stall_limit_s at most."
     ]
     assert attempts_at_interruption == [(run_tag("run-2"), [])]
-    assert hour.watch.doomed(), "what is at work in this process continues being interrupted"
+    assert hour.watch.must_stop(), "what is at work in this process continues being interrupted"
     hung.set()
     assert woken.wait(PATIENCE_S)
     assert hour.store.windows(hour.key) == [before]
@@ -237,7 +237,7 @@ def test_a_stalled_hour_is_given_up_and_keeps_its_output(
 def test_an_hour_that_is_terminated_has_its_job_interrupted(
     hour: Hour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_work, doomed = threading.Event(), list[bool]()
+    at_work, must_stop = threading.Event(), list[bool]()
 
     def terminated() -> float:
         if at_work.is_set() and threading.current_thread() is threading.main_thread():
@@ -246,14 +246,14 @@ def test_an_hour_that_is_terminated_has_its_job_interrupted(
 
     def work_until_interrupted() -> None:
         at_work.set()
-        doomed.append(until(hour.watch.doomed))
+        must_stop.append(until(hour.watch.must_stop))
         raise hour.watch.interrupted()
 
     hour.meanwhile = work_until_interrupted
     monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=terminated))
     with pytest.raises(KeyboardInterrupt):
         hour.make()
-    assert doomed == [True]
+    assert must_stop == [True]
     assert hour.attempts() == []
     assert hour.store.windows(hour.key) == []
 

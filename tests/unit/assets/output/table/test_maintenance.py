@@ -58,7 +58,7 @@ def test_a_frozen_cleanup_keeps_metadata_published_meanwhile(
         consume_and_publish(scene, f"run-{number}")
     age(scene)
     lock, remover = take_lock(scene, OTHER), scene.publisher()
-    owner: Any = {"find": remover.own.catalog, "publication": scene.store}.get(moment, LocalPlace)
+    owner: Any = {"find": remover.group.catalog, "publication": scene.store}.get(moment, LocalPlace)
     verb: Callable[..., Any] = getattr(owner, moment)
 
     def freezing(*arguments: Any, **options: Any) -> Any:
