@@ -228,7 +228,7 @@ def test_a_secret_of_the_environment_opens_the_catalog_and_is_never_shown(
         scene.publisher()
     assert "nobody is" in str(no.value)
     metadata = b"".join(path.read_bytes() for path in scene.world.output.rglob("metadata/*"))
-    shown = f"{no.value}{caplog.text}{publisher!r}{publisher.own.catalog!r}{scene.catalog!r}"
+    shown = f"{no.value}{caplog.text}{publisher!r}{publisher.group.catalog!r}{scene.catalog!r}"
     for secret in (TOKEN, wrong):
         assert secret not in shown
         assert secret.encode() not in metadata

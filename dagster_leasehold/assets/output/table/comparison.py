@@ -158,7 +158,9 @@ class TableComparison:
         publication = self.group.store.publication(self.group.key)
         assert publication is not None
         changes = tuple(change.sequence for change in each_change(self.group.store, self.group.key))
-        state = _State(publication, self.group.store.published_until(self.group.key) or {}, (), table)
+        state = _State(
+            publication, self.group.store.published_until(self.group.key) or {}, (), table
+        )
         differences = self._differences(state, self._sides(state, None).unequal)
         missing = {entry for entry, count in differences.items() if count > 0}
         added: dict[str, ShardFile] = {

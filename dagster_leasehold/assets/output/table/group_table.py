@@ -40,8 +40,8 @@ def build_publisher(
     io = PlaceIO(place, location_of(place))
     name = settings.table_name(catalog.name, key)
     table_catalog = open_catalog(catalog, name, store, io, lambda: new_id().hex)
-    own = GroupTable(store, key, name, table_catalog, io, place)
-    return Publisher(own, settings, now_ms, new_id, watermark)
+    group = GroupTable(store, key, name, table_catalog, io, place)
+    return Publisher(group, settings, now_ms, new_id, watermark)
 
 
 def find_table(

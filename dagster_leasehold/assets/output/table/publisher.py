@@ -237,8 +237,8 @@ class Publisher:
         outcome = self.group.catalog.settle(lock, table, pending, resend=resend)
         if isinstance(outcome, Stale):
             raise TableUnavailable(
-                f"A publication of {self.group.key} is in its table, but does not match the ledger: "
-                f"{REMEDY}."
+                f"A publication of {self.group.key} is in its table, but does not match the "
+                f"ledger: {REMEDY}."
             )
         return LOST if isinstance(outcome, LockOver) else None
 
@@ -432,6 +432,6 @@ class Publisher:
             name = self.group.name
             raise TableUnavailable(
                 f"The table {name.namespace}.{name.name} is at {table.metadata.location}, and the "
-                f"stream's output is at {self.group.io.location}: change the setting output back, or "
-                "give the stream another table name."
+                f"stream's output is at {self.group.io.location}: change the setting output back, "
+                "or give the stream another table name."
             )

@@ -107,7 +107,9 @@ class _Shard:
         )
 
 
-def shards_ahead(group: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
+def shards_ahead(
+    group: GroupTable, table: OpenTable, mark: Mark, states: States
+) -> list[ShardAhead]:
     """Return the shards with more batches in the table than in the ledger.
 
     Shards that are missing in the ledger come first.
@@ -115,7 +117,7 @@ def shards_ahead(group: GroupTable, table: OpenTable, mark: Mark, states: States
     Raises:
         TableUnavailable: the shard of a file is unknown.
     """
-    heads = own.store.heads(own.key)
+    heads = group.store.heads(group.key)
     shards = {
         shard: _Shard(state, head)
         for shard, state in states.items()
@@ -124,10 +126,10 @@ def shards_ahead(group: GroupTable, table: OpenTable, mark: Mark, states: States
     }
     if not shards:
         return []
-    for shard, file in _files(own.io, table):
+    for shard, file in _files(group.io, table):
         if shard in shards:
             shards[shard].files[file.path] = file
-    for batch in own.store.each_batch(own.key):
+    for batch in group.store.each_batch(group.key):
         if batch.shard in shards:
             shards[batch.shard].take(batch)
     ahead = [one for shard, each in shards.items() if (one := each.ahead(shard, mark))]
