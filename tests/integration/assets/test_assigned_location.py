@@ -35,9 +35,11 @@ from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from tests import object_store
 from tests.failpoints import Failpoint
+from tests.integration.assets.runs import WAYS
 from tests.integration.assets.sweeping import Sweeping
 from tests.rest_catalog import TOKEN, Assigning, give_token, rest_catalog
 from tests.session_store import Sessions, session_store
@@ -361,3 +363,18 @@ def test_spark_workers_get_credentials_themselves(
     getattr(Sweeping(connect_session, tmp_path / "sweep", place=place), case)()
     assert len(scene.sessions.ends) > issued
     assert not scene.sessions.refused
+
+
+@pytest.mark.spark
+def test_a_catalog_that_is_away_fails_shards_in_one_sentence(
+    scene: Scene, connect_session: Any, tmp_path: Path
+) -> None:
+    place = scene.begin()
+    scene.service.away = True
+    scene.let_expire()
+    results = Sweeping(connect_session, tmp_path / "sweep", place=place).run(WAYS["arrow"])
+    for error in results.values():
+        assert isinstance(error, LeaseholdError)
+        assert "Catalog lake" in str(error)
+        assert "\n" not in str(error)
+        assert not any(secret in str(error) for secret in scene.sessions.secrets)

@@ -6,6 +6,10 @@ Credentials live for seconds. The commands, the readers and a following run on S
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +23,7 @@ from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.command_line import main
@@ -29,6 +34,7 @@ from dagster_leasehold.reading import declared_stream
 from tests import object_store
 from tests.declared import declare
 from tests.environment import forget_settings
+from tests.failpoints import Failpoint
 from tests.rest_catalog import Assigning, give_token, rest_catalog
 from tests.session_store import Sessions, session_store
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
@@ -115,6 +121,23 @@ def test_a_run_says_that_the_catalog_is_away(
     assert "Catalog lake cannot be opened" in capsys.readouterr().err
     service.away = False
     assert main(["table", "create", "demo"]) == 0
+
+
+def test_a_process_that_is_killed_after_it_created_the_table_is_repeated(
+    home: AssignedHome,
+) -> None:
+    """Method: SIGKILL, before anything is at the location; then another process runs."""
+    program = "from dagster_leasehold.orchestration.entry import main; main()"
+    command = [sys.executable, "-c", program, "table", "create", "demo"]
+    armed = os.environ | {failpoints.ENVIRONMENT_VARIABLE: Failpoint.AFTER_TABLE.label}
+    assert subprocess.run(command, env=armed, check=False).returncode == -signal.SIGKILL
+    at = str(Target(home.settings).output(KEY))
+    home.open_output()
+    home.append(5)
+    home.consume("run-1")
+    assert main(["table", "create", "demo"]) == 0
+    assert declared_stream("demo").table().metadata.location == at
+    assert {*declared_stream("demo").dataset().to_table()["value"].to_pylist()} == values(2, 5)
 
 
 @pytest.mark.parametrize("properties", [{}, {"type": "rest", "uri": "http://127.0.0.1:1"}])
