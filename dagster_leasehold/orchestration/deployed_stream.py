@@ -135,7 +135,7 @@ class DeployedStream(ShardStream):
             return lookup.record(ShardId(shard), cursor)
 
     def contents(self, snapshot_id: int | None = None) -> SnapshotContents:
-        """Return the contents of a snapshot, or of the newest one: cursors and event time.
+        """Return the cursors and the event time of a snapshot, by default of the newest one.
 
         Raises:
             UnknownGroup: the stream is not consumed yet.

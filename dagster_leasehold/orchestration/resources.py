@@ -138,7 +138,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def _output_of(settings: Settings) -> str:
-    """Return the location of output; empty if the catalog, which is compared too, assigns it."""
+    """Return the location of output; empty if the catalog assigns it."""
     return "" if settings.catalog_settings.assigns else str(settings.output_root)
 
 

@@ -152,7 +152,7 @@ def dev(
         nodes = 1
     preflight.check_folder()
     environment = dagster_processes.child_environment(settings, os.environ)
-    forked_programs.prepare("dev", environment, forked_programs.OF_DEV)
+    forked_programs.make_forkable("dev", environment, forked_programs.DEV_MODULES)
     # An unusable module or source is reported before any process starts.
     check = forked_programs.in_child_process(partial(StreamCheck.at, target))
     preflight.require_room(settings.home)

@@ -17,9 +17,9 @@ from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.forked_programs import (
-    OF_NODE,
+    NODE_MODULES,
     in_child_process,
-    prepare,
+    make_forkable,
 )
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
@@ -126,12 +126,12 @@ def node(
 
 
 def _prepared_environment(settings: Settings, node: NodeName) -> dict[str, str]:
-    """Return the environment of the code server, which this process can fork afterwards."""
+    """Prepare this process to fork the code server; return the environment of the server."""
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 
     own = {"LEASEHOLD_AGENTS": "true", "LEASEHOLD_AGENT_NODE": str(node)}
     environment = child_environment(settings, os.environ) | own
-    prepare("node", environment, OF_NODE)
+    make_forkable("node", environment, NODE_MODULES)
     return environment
 
 

@@ -122,7 +122,7 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
         with progress("publishing", "batches", total) as show:
-            report = publisher.adopt(lock, _tell) if adopt else publisher.publish(lock, seen)
+            report = publisher.adopt(lock, _print_note) if adopt else publisher.publish(lock, seen)
             while report.more:
                 report = report.plus(publisher.publish(lock, seen))
                 show(report.batches)
@@ -155,7 +155,7 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         raise typer.Exit(1)
 
 
-def _tell(sentence: str) -> None:
+def _print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 

@@ -1,4 +1,4 @@
-"""`leasehold where`: from a record to its snapshot, and from a snapshot to its cursors."""
+"""`leasehold where`: finds the snapshot of a record, and shows the cursors of a snapshot."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def where(
 ) -> None:
     """Show the batch, run, file and snapshot of a record, or the cursors of a snapshot.
 
-    Without a cursor, it shows up to where the newest snapshot, or the one of `--snapshot`, has the
-    records of each shard.
+    Without CURSOR, shows up to which cursor a snapshot has the records of each shard. The snapshot
+    is the newest one, or the one of `--snapshot`.
     """
     from dagster_leasehold.assets.output.table.whereabouts import Whereabouts
 

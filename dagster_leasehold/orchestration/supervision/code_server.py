@@ -310,7 +310,7 @@ class CodeServer:
         self.sessions.clear()
 
     def _start(self) -> None:
-        # Later, this process has used gRPC, which does not survive a fork.
+        # After the first start, this process uses gRPC, which does not survive a fork.
         is_first = not self._id
         self._id = str(uuid.uuid4())
         self._process = self._child(self._id, forked=is_first)

@@ -1,13 +1,13 @@
 """Programs that a process forks from itself, so that they share the libraries that it has imported.
 
 `leasehold dev` imports Dagster once. Its daemon, webserver and agents are forks of it, and an
-agent's code server is a fork of the agent. They start at once and have only their own data. A
-process forks only while it has one thread of Python, since a fork breaks gRPC's threads. Otherwise,
-and outside Linux, a new interpreter runs the program.
+agent's code server is a fork of the agent. A fork starts at once, and needs memory only for its own
+data. A process forks only while it has one Python thread, since a fork breaks gRPC's threads.
+Otherwise, and outside Linux, a new interpreter runs the program.
 
-A forking process does not import the declarations of streams, because each fork has to import their
-current version; `in_child_process` calls what imports them. `users_modules` knows the other modules
-of the user, so that a run can forget them after an edit.
+A forking process does not import the declarations of streams, because each fork must import their
+current version; `in_child_process` calls functions that import them. `users_modules` records the
+user's other modules, so that a run can unload them after an edit.
 """
 
 from __future__ import annotations
@@ -33,41 +33,42 @@ from dagster_leasehold.assets.spark.users_modules import UsersModules
 from dagster_leasehold.orchestration.supervision.interrupts import NUMBERS
 
 T = TypeVar("T")
-SHARED = (
+SHARED_MODULES = (
     *("dagster_leasehold.lease_store.sql_store", "dagster_leasehold.shard_sources.local_log"),
     *("dagster_leasehold.orchestration.build", "dagster_leasehold.orchestration.components"),
     *("dagster._core.storage.sqlite_storage", "dagster._core.storage.root"),
     *("dagster._grpc.client", "dagster._grpc.server", "upath"),
 )
-TABLE = ("dagster_leasehold.assets.output.table.group_table", "pyiceberg.table")
-OF_RUNS = (*TABLE, "pyarrow.dataset", "dagster_pyspark", "pyspark.sql.connect.session")
-OF_NODE = (*SHARED, "dagster_leasehold.orchestration.supervision.node_agent")
-OF_DAEMON = (*SHARED, *TABLE, "dagster._daemon.cli")
-OF_DEV = (*OF_NODE, *OF_RUNS, *OF_DAEMON, "dagster_webserver.cli")
+TABLE_MODULES = ("dagster_leasehold.assets.output.table.group_table", "pyiceberg.table")
+RUN_MODULES = (*TABLE_MODULES, "pyarrow.dataset", "dagster_pyspark", "pyspark.sql.connect.session")
+NODE_MODULES = (*SHARED_MODULES, "dagster_leasehold.orchestration.supervision.node_agent")
+DAEMON_MODULES = (*SHARED_MODULES, *TABLE_MODULES, "dagster._daemon.cli")
+DEV_MODULES = (*NODE_MODULES, *RUN_MODULES, *DAEMON_MODULES, "dagster_webserver.cli")
 ROOM = "_LEASEHOLD_ROOM"
 ROOM_BYTES = 1000
-"""The room for the command line of a forked program, which replaces that of its parent."""
+"""The memory for the command line of a forked program, which replaces its parent's."""
 users_modules = UsersModules()
 """The user's modules that a forking process has imported, because Dagster's instance names them."""
 loaded: list[str] = []
-"""The modules that were imported to be shared by forks; without any, programs are not forked."""
+"""The modules that forks share; without any, programs are not forked."""
 
 
 def load(names: Iterable[str]) -> None:
-    """Import the modules that are installed, and exempt them from garbage collection."""
+    """Import the installed ones of these modules, and exempt them from garbage collection."""
     for name in names:
         with suppress(ImportError):
             resolve_name(name)
             loaded.append(name)
     gc.collect()
-    gc.freeze()  # so that no collection writes to the memory that all forks share
+    gc.freeze()  # no collection then writes to the memory that all forks share
 
 
-def prepare(command: str, environment: Mapping[str, str], modules: Iterable[str]) -> None:
-    """Make this program one that can be forked: with this environment, and with modules loaded.
+def make_forkable(command: str, environment: Mapping[str, str], modules: Iterable[str]) -> None:
+    """Import the modules that forks of this program share, on Linux.
 
-    The system shows the environment and the command line with which an interpreter began, so this
-    one begins again, unless it is a fork itself, or another program that has called the command.
+    The system shows the environment and command line with which an interpreter was started. So this
+    function restarts the interpreter with `environment`, and with memory for longer command lines.
+    It does nothing in a fork, or if another program has called the command.
     """
     if sys.platform != "linux" or loaded or command not in sys.orig_argv[1:]:
         return
@@ -111,19 +112,19 @@ def fork_of(
     """Return a `preexec_fn` for `Popen` that runs a program of Python in the fork.
 
     Returns:
-        None if `Popen` has to start an interpreter.
+        None if `Popen` must start an interpreter.
     """
     if not loaded or threading.active_count() > 1:
         return None
     sys.stdout.flush()
-    return partial(_become, [*command], dict(environment))
+    return partial(_run_program, [*command], dict(environment))
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run a Python program in this process, which `Popen` has forked, and exit."""
+def _run_program(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run a Python program in this process, a fork by `Popen`, and exit."""
     code: Any = 1
     try:
-        # The parent waits until the pipe closes that `Popen` has opened.
+        # The parent waits until `Popen`'s pipe is closed.
         for file in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
                 if file > 2:
@@ -132,7 +133,7 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        _show(command)
+        _set_command_line(command)
         os.environ.clear()
         os.environ.update(environment)
         sys.path[0] = os.getcwd()
@@ -156,8 +157,8 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         os._exit(code)
 
 
-def _show(command: Sequence[str]) -> None:
-    """Let the system show this command line for this process."""
+def _set_command_line(command: Sequence[str]) -> None:
+    """Make the system show this command line for this process."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     line, variables = int(fields[45]), int(fields[47])
     room = variables - line + len(ROOM) + ROOM_BYTES

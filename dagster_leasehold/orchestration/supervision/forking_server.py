@@ -31,8 +31,8 @@ from typing import IO, Any
 
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.forked_programs import (
-    OF_RUNS,
-    SHARED,
+    RUN_MODULES,
+    SHARED_MODULES,
     load,
     users_modules,
 )
@@ -60,18 +60,18 @@ class Outlet:
     pipe: Connection
 
     def put(self, message: object) -> None:
-        """Send a message, unless the server is gone."""
+        """Send a message, unless the server has ended."""
         with suppress(OSError):
             self.pipe.send(message)
 
 
 class Stop(threading.Event):
-    """The event that asks a run's process to end."""
+    """The event that ends a run's process."""
 
     interrupt: Callable[[], object] = staticmethod(lambda: None)
 
     def set(self) -> None:
-        """Set the event, and interrupt the run's process, which has no connection to this event."""
+        """Set the event, and interrupt the run's process, which does not share the event."""
         super().set()
         self.interrupt()
 
@@ -100,13 +100,13 @@ class ForkedProcess:
         number = self._forker.begin(self)
         for each in self.work[1]:
             if isinstance(each, Stop):
-                each.interrupt = partial(self._forker.tell, number, None)
+                each.interrupt = partial(self._forker.send, number, None)
 
     def is_alive(self) -> bool:
         """Return True until its exit code is known."""
         return self.exitcode is None
 
-    def hear(self, message: object) -> None:
+    def deliver(self, message: object) -> None:
         """Put a message from the process into the server's queue."""
         for each in self.work[1]:
             if isinstance(each, Messages):
@@ -128,26 +128,26 @@ class Forker:
         self._numbers = count()
         self._processes: dict[int, ForkedProcess] = {}
         self.Process = partial(ForkedProcess, self)
-        threading.Thread(target=self._listen, name="forked-runs", daemon=True).start()
+        threading.Thread(target=self._receive, name="forked-runs", daemon=True).start()
 
     def begin(self, process: ForkedProcess) -> int:
         """Request the fork of a process; return its number."""
         number = next(self._numbers)
         self._processes[number] = process
-        self.tell(number, process.work)
+        self.send(number, process.work)
         return number
 
-    def tell(self, number: int, work: object) -> None:
+    def send(self, number: int, work: object) -> None:
         """Request the fork of a process for `work`, or its interruption if `work` is None."""
         with self._lock:
             self._pipe.send((number, work))
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
                 number, message, exit_code = self._pipe.recv()
                 if exit_code is None:
-                    self._processes[number].hear(message)
+                    self._processes[number].deliver(message)
                 else:
                     self._processes.pop(number).exitcode = exit_code
         say("The process that forks runs has ended, so the code server exits, too.")
@@ -164,11 +164,11 @@ def _pipe(*, duplex: bool = True) -> tuple[Connection, Connection]:
 def fork_runs(server: Connection) -> Callable[[], object]:
     """Fork a process for each run that the server requests.
 
-    It returns only in the forked processes, and returns the work of the run. The forking process
-    itself exits when the server is gone; its runs continue.
+    It returns only in a forked process, with the work of its run. The forking process exits when
+    the server has ended; its runs continue.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    load(OF_RUNS)
+    load(RUN_MODULES)
     runs: dict[int, tuple[int, Connection]] = {}
     while True:
         ready = wait([server, *(pipe for _, pipe in runs.values())], REAP_S if runs else None)
@@ -192,12 +192,12 @@ def fork_runs(server: Connection) -> Callable[[], object]:
                     return _work_of(target, args, end)
                 end.close()
                 runs[number] = pid, pipe
-            _pass_on(runs, server)
+            _forward(runs, server)
         except (EOFError, OSError):
             os._exit(0)
 
 
-def _pass_on(runs: dict[int, tuple[int, Connection]], server: Connection) -> None:
+def _forward(runs: dict[int, tuple[int, Connection]], server: Connection) -> None:
     """Send the server the messages and exit codes of the runs."""
     for number, (pid, pipe) in [*runs.items()]:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -224,9 +224,9 @@ def _work_of(
 
 @contextmanager
 def mirrored(path: str, stream: IO[str]) -> Generator[None]:
-    """Copy what is appended to a file to where a stream leads now, on a thread, within the block.
+    """Copy the growing file to the current target of a stream, on a thread, within the block.
 
-    This replaces Dagster's own way, which takes two processes for each stream of a run.
+    Dagster's own way takes two processes for each stream of a run.
     """
     over = threading.Event()
     output = os.fdopen(os.dup(stream.fileno()), "wb")
@@ -264,7 +264,7 @@ def main() -> None:
         with suppress(Exception), DagsterInstance.get():
             pass
         sys.meta_path.remove(users_modules)
-        load(SHARED)
+        load(SHARED_MODULES)
         own, other = _pipe()
         if os.fork() == 0:
             own.close()

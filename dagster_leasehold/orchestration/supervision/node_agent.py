@@ -125,7 +125,7 @@ class NodeAgent:
     def run(
         self, stop: threading.Event, pages: AbstractContextManager[object] | None = None
     ) -> None:
-        """Work until `stop` is set, then leave; meanwhile serve `pages`.
+        """Work and serve `pages` until `stop` is set, then leave.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node cannot join a group.
@@ -133,7 +133,7 @@ class NodeAgent:
         self._incarnation = self._take_over_predecessor()
         with ExitStack() as stack:
             try:
-                # A fork of this process, which has only one thread until the pages are served.
+                # Started before the pages: this process can fork only while it has one thread.
                 self._server.check()
                 self._write_note()
                 stack.enter_context(pages or nullcontext())

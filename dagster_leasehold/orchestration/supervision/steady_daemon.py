@@ -35,7 +35,11 @@ from dagster_leasehold.orchestration.settings import load_settings, location_of
 from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER_LOOP, daemon_pages
-from dagster_leasehold.orchestration.supervision.forked_programs import OF_DAEMON, fork_of, prepare
+from dagster_leasehold.orchestration.supervision.forked_programs import (
+    DAEMON_MODULES,
+    fork_of,
+    make_forkable,
+)
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEARTBEAT_S = 5.0
@@ -227,7 +231,7 @@ def arguments() -> ArgumentParser:
 def main() -> None:
     """Start the server, and run the daemon until a signal ends it."""
     options = arguments().parse_args()
-    prepare(DAEMON, os.environ, OF_DAEMON)
+    make_forkable(DAEMON, os.environ, DAEMON_MODULES)
     # The daemon handles these signals later. Until then, SIGTERM must end the block, so that the
     # temporary folder is removed.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -235,7 +239,7 @@ def main() -> None:
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="leasehold-")
         folder = Path(options.folder or stack.enter_context(temporary))
-        # A fork of this process, which has only one thread until the pages are served.
+        # Started before the pages, because this process can fork only while it has one thread.
         server = SteadyServer(options.module, folder)
         stack.callback(server.end)
         record_iteration: Callable[[str], object] = lambda _: None  # noqa: E731

@@ -71,7 +71,7 @@ import dagster as dg
 from dagster_leasehold.orchestration.supervision import forked_programs, interrupts
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
-forked_programs.prepare("-m", os.environ, forked_programs.OF_NODE)
+forked_programs.make_forkable("-m", os.environ, forked_programs.NODE_MODULES)
 log, environment = Path(__file__).with_name("forked.log"), os.environ
 command = [sys.executable, *sys.argv[1:]]
 child = ChildProcess("the server", command, log=log, environment=environment, forked=True)

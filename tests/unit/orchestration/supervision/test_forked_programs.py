@@ -15,7 +15,7 @@ from pathlib import Path
 from dagster_leasehold.orchestration.supervision import forked_programs
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
-forked_programs.prepare("dev", {**os.environ, "SHOWN": "to others"}, ["json"])
+forked_programs.make_forkable("dev", {**os.environ, "SHOWN": "to others"}, ["json"])
 if "busy" in sys.argv:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 folder = Path(__file__).parent

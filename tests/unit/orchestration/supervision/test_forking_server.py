@@ -29,7 +29,7 @@ END_S = 20.0
 
 def serve(pipe: Connection) -> None:
     """Fork runs; in a run, do its work."""
-    forking_server.OF_RUNS = ("numpy",)
+    forking_server.RUN_MODULES = ("numpy",)
     fork_runs(pipe)()
 
 
