@@ -13,7 +13,7 @@ RECORDED: dict[tuple[str, ...], tuple[str, str]] = {
         """\
 Wrote leasehold.toml, streams.py, visits.jsonl.
 …
-ok       source of visits: 8 shards; it can be read.
+ok       source of visits: 8 shards, readable.
 …
 The next command: leasehold dev.""",
     ),
