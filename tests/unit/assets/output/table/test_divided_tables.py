@@ -180,8 +180,8 @@ def test_compaction_sorts(tmp_path: Path) -> None:
     metadata = scene.metadata()
     entries = [
         entry.data_file
-        for manifest in metadata.current_snapshot().manifests(scene.publisher().own.io)
-        for entry in manifest.fetch_manifest_entry(scene.publisher().own.io)
+        for manifest in metadata.current_snapshot().manifests(scene.publisher().group.io)
+        for entry in manifest.fetch_manifest_entry(scene.publisher().group.io)
     ]
     assert {entry.sort_order_id for entry in entries} == {metadata.default_sort_order_id}
     for entry in entries:
