@@ -36,7 +36,7 @@ def test_a_gap_is_listed_and_accepted(
     accepted = output_of(capsys, "gap", "ack", "demo", "0")
     assert accepted == (
         "Accepted the loss of 10 to 15 of shard 0 of demo/default.\n"
-        "The next run continues after it.\n"
+        "The next run continues after this gap.\n"
     )
     assert home.consume("run-3")[ShardId("0")].error == ""
     (gap,) = json.loads(output_of(capsys, "gap", "list", "demo", "--json"))

@@ -77,7 +77,7 @@ def test_a_topic_of_kafka_is_reached(folder: Path, capfd: pytest.CaptureFixture[
         option = f"bootstrap_servers={broker.address}"
         assert main(["init", "orders", "--source", "kafka", "--option", option]) == 0
     printed = capfd.readouterr().out
-    assert "source of orders: 2 shards; it can be read." in printed
+    assert "source of orders: 2 shards, readable." in printed
     stream = stream_of(Path("streams.py").read_text())
     assert options_of(stream)["bootstrap_servers"] == broker.address
 
@@ -94,7 +94,7 @@ def test_a_logstore_is_reached(folder: Path, capsys: pytest.CaptureFixture[str])
         assert main(["init", "orders", "--source", "loghub", *given(options)]) == 0
     finally:
         server.close()
-    assert "source of orders: 2 shards; it can be read." in capsys.readouterr().out
+    assert "source of orders: 2 shards, readable." in capsys.readouterr().out
 
 
 def test_a_stream_of_kinesis_is_reached(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_a_stream_of_kinesis_is_reached(folder: Path, capsys: pytest.CaptureFixt
     finally:
         client.delete_stream(StreamName="init-orders")
         client.close()
-    assert "source of init-orders: 3 shards; it can be read." in capsys.readouterr().out
+    assert "source of init-orders: 3 shards, readable." in capsys.readouterr().out
     assert options_of(stream_of(Path("streams.py").read_text()))["shard_calls_per_s"] == 9.5
 
 

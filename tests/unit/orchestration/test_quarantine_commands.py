@@ -158,7 +158,7 @@ def test_a_held_record_is_named_by_status_and_skipped_by_a_command(
 ) -> None:
     shard = ShardId("0")
     assert output_of(capsys, "quarantine", "skip", "demo", "0") == (
-        "Shard 0 of demo/default is not held at a record.\n"
+        "No record blocks shard 0 of demo/default.\n"
     )
     opened = home.store.open_tenure(KEY, shard, NODE, "run-9")
     assert isinstance(opened, Opened)
