@@ -47,15 +47,16 @@ class PartitionField:
         """Return the field that a text describes, such as `day(event_time)` or `bucket(16, user)`.
 
         Raises:
-            InvalidSetting: the text describes none.
+            InvalidSetting: the text does not describe a field.
         """
         match = _PARTITION_FORM.fullmatch(text)
         column, time, of_time, form, width, of_form = match.groups() if match else [None] * 6
         field = cls(column or of_time or of_form or "", time or form or "identity", int(width or 0))
         if match is None or (form and not 0 < field.width <= WIDTH_MAX):
             raise InvalidSetting(
-                f"The partitioning {shown(text)} is not valid: name a column, or use year, month, "
-                "day or hour of one, bucket(16, column) or truncate(4, column)."
+                f"The partitioning {shown(text)} is not valid: name a column, or use "
+                "day(column), also with year, month or hour, bucket(16, column) or "
+                "truncate(4, column)."
             )
         return field
 
@@ -73,7 +74,7 @@ class PartitionField:
 
     @property
     def of_source(self) -> bool:
-        """True for the shard and for times of the event time, which the ledger knows of a file."""
+        """True for the shard and for times of the event time, which the ledger has per file."""
         is_time = self.transform not in ("identity", "bucket", "truncate")
         return str(self) == SHARD_COLUMN or (self.column == TIME_COLUMN and is_time)
 
@@ -126,8 +127,8 @@ class TableSettings(Declared):
     publish_interval_s: Annotated[float, NOT_NEGATIVE] = 5.0
     """The shortest average time between publications, in seconds."""
     out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
-    """The time by which a record can be older than its shard's newest, for the event time up to
-    which snapshots are complete, in seconds."""
+    """The most by which a record can be older than the newest record of its shard, for the event
+    time up to which snapshots are complete, in seconds."""
     idle_after_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
     """The time after which a shard without new records no longer holds back that event time, in
     seconds; without it, every shard does."""
@@ -143,7 +144,7 @@ class TableSettings(Declared):
 
     @property
     def divided_by(self) -> Partitioning:
-        """The division of a batch into files: none for the shard and the event time alone."""
+        """The division of a batch into files; none if only shard and event time are fields."""
         fields = tuple(PartitionField.parse(text) for text in self.partitioning)
         if all(field.of_source for field in fields):
             return UNDIVIDED

@@ -116,7 +116,7 @@ class StallGuard:
         self._ending = threading.Event()
 
     def for_batch(self, *, searching: bool) -> StallGuard:
-        """Return a guard for one batch that is read beside the other work of the run.
+        """Return a guard for one batch that is read while the run does other work.
 
         Args:
             searching: True for a part of a batch that is searched for a bad record.

@@ -56,7 +56,7 @@ class OutputFile:
     Args:
         place: the file, whose name is unique.
         quarantine: True for records that could not be parsed.
-        partition: the values of the partition that has all rows, if the rows are divided.
+        partition: the values of the partition, if the rows are divided.
 
     Raises:
         FileExistsError: the file exists.

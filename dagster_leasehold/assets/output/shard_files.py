@@ -41,8 +41,8 @@ RUNS_PER_SHARD_MAX = 4
 class RangeFiles:
     """The files of one range: of records, by partition, and of records in quarantine.
 
-    If the rows are not divided, there is at most one file of each kind. Rows beyond the limit of
-    partitions go into one more file, which has no partition of its own.
+    If the rows are not divided, there is at most one file of each kind. Once there are
+    `partitioning.open_max` partitions, the rows of further ones go into one file together.
 
     If the columns of records can vary, records with other columns begin a new file.
 
@@ -123,7 +123,7 @@ class RangeFiles:
         """Begin new files if rows have other columns than the rows before.
 
         Raises:
-            TransformError: they have, and must not.
+            TransformError: the columns must not vary.
         """
         before = self._schemas.setdefault(quarantine, rows.schema)
         if rows.schema.equals(before):

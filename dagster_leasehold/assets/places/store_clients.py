@@ -26,7 +26,7 @@ def new_client(scheme: str, root: str, arguments: Mapping[str, Any] = NOTHING) -
 
     Args:
         root: the bucket, Azure's `container@account…`, or Hadoop's name node.
-        arguments: of Arrow's client, such as credentials. The platform has the others.
+        arguments: arguments of Arrow's client, such as credentials; the platform has the rest.
     """
     from pyarrow import fs
 

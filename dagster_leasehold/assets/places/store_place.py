@@ -68,7 +68,7 @@ class StoreFile(NewFile):
 
 
 class StoreAccess(Protocol):
-    """Access to a store with credentials that only the memory of each process has."""
+    """Access to a store with credentials that are only in the memory of each process."""
 
     def client(self) -> FileSystem:
         """Return Arrow's client, whose credentials stay valid for a while; raises OSError."""
@@ -83,7 +83,7 @@ class StorePlace(OutputPlace):
         scheme: `s3`, `gs`, `abfss` or `hdfs`.
         root: the bucket, Azure's `container@account…`, or Hadoop's name node.
         path: the key, without a slash at either end.
-        access: gets credentials from a catalog; None for those of the platform.
+        access: gets credentials from a catalog; None to use the credentials of the platform.
     """
 
     is_local = False

@@ -1,7 +1,7 @@
 """Credentials that a catalog vends for one table: rules, without a clock or requests.
 
-The names are those of Iceberg's REST specification. A client of Arrow keeps its credentials, so a
-new client is made before they expire.
+The names are those of Iceberg's REST specification. An Arrow client cannot change its credentials,
+so a new client is created before they expire.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-UNDATED_S = 600.0
-"""The assumed lifetime of credentials whose expiry the catalog does not say, in seconds."""
+DEFAULT_LIFETIME_S = 600.0
+"""The assumed lifetime of credentials without an expiry, in seconds."""
 RENEWAL_MIN_S = 0.5
 """The shortest time between two requests for credentials, in seconds."""
 STORAGE_PREFIXES = ("s3.", "gcs.", "adls.", "client.")
@@ -21,7 +21,7 @@ _EXPIRIES = ("s3.session-token-expires-at-ms", "gcs.oauth2.token-expires-at", "e
 
 
 class RemoteSigning(ValueError):
-    """A catalog wants to sign each request of its clients itself."""
+    """The catalog signs each request of its clients instead of vending credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Vended:
     """Credentials of a table's location.
 
     Attributes:
-        arguments: of Arrow's client.
+        arguments: the arguments of Arrow's client.
         expires_s: the end of their validity, in seconds of the Unix epoch.
     """
 
@@ -45,7 +45,7 @@ def vended(properties: Mapping[str, str], scheme: str, root: str, now_s: float) 
     """
     dated = [text for name in _EXPIRIES if (text := properties.get(name))]
     dated += [text for name, text in properties.items() if name.startswith(_SAS_EXPIRY)]
-    expires_s = min((int(text) / 1000 for text in dated), default=now_s + UNDATED_S)
+    expires_s = min((int(text) / 1000 for text in dated), default=now_s + DEFAULT_LIFETIME_S)
     match scheme:
         case "s3":
             arguments = _s3(properties)
@@ -59,9 +59,9 @@ def vended(properties: Mapping[str, str], scheme: str, root: str, now_s: float) 
 
 
 def renewal_s(now_s: float, expires_s: float) -> float:
-    """Return when to ask for new credentials: halfway to the expiry, also after a failure.
+    """Return the time to request new credentials: halfway to the expiry, also after a failure.
 
-    So whatever begins with them has at least half of their lifetime to end.
+    So work that begins with these credentials can use them for at least half of their lifetime.
     """
     return now_s + max(RENEWAL_MIN_S, (expires_s - now_s) / 2)
 

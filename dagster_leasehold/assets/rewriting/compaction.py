@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SORTED_BYTES_MAX = 256 * 1024 * 1024
-"""The most bytes of rows in memory that are sorted at once; a copy of them takes as much."""
+"""The most bytes of rows that are sorted at once; sorting needs the same memory for a copy."""
 SORTED_ROWS = 100_000
-"""The rows of a row group of a sorted file, so that engines can skip row groups."""
+"""The rows of a row group in a sorted file; it is small, so that engines can skip row groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,12 +271,12 @@ class Compactor:
         name: Callable[..., str],
         number: int,
     ) -> Iterator[DataFile]:
-        """Write the rows of files of one partition, sorted, into new files; yield these."""
+        """Sort the rows of files of one partition, and yield the new files with them."""
         schema = _joined_schema([_schema(path) for path, _ in paths])
         for rows in _portions(_rows_of(paths, schema), SORTED_BYTES_MAX):
             number += 1
             at = self.output_root / attempt / name(part=number)
-            table = in_order_of(rows, self.sort_order)
+            table = sorted_rows(rows, self.sort_order)
             with new_parquet(at, schema) as out:
                 for start in range(0, table.num_rows, SORTED_ROWS):
                     out.writer.write_table(table.slice(start, SORTED_ROWS))
@@ -294,7 +294,7 @@ class Compactor:
 
 
 def _parts(merge: Sequence[units.Unit]) -> list[list[DataFile]]:
-    """Return the files of a merge, in order: of each partition, then those in quarantine."""
+    """Return the files of a merge by partition, in order, and then the files in quarantine."""
     parts: dict[tuple[bool, Partition], list[DataFile]] = {}
     for quarantine in (False, True):
         for unit in merge:
@@ -325,7 +325,7 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
     """Write the rows of files, in order, into a new file; return its rows and bytes.
 
     Raises:
-        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
+        LogCorrupt: a file is missing or damaged, or its number of rows is not that in the ledger.
     """
     schema = _joined_schema([_schema(path) for path, _ in parts])
     records = 0
@@ -342,7 +342,7 @@ def _rows_of(
     """Yield the rows of files, in order, with the columns of a schema.
 
     Raises:
-        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
+        LogCorrupt: a file is missing or damaged, or its number of rows is not that in the ledger.
     """
     for path, expected in parts:
         rows = 0
@@ -351,8 +351,8 @@ def _rows_of(
             yield in_stored_types(batch, schema)
         if rows != expected:
             raise LogCorrupt(
-                f"The committed file {path} has {rows} records, the ledger says {expected}: "
-                "restore it from a backup, or replay its batch."
+                f"The committed file {path} has {rows} records, and {expected} according to the "
+                "ledger: restore it from a backup, or replay its batch."
             )
 
 
@@ -372,8 +372,8 @@ def _portions(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.
         yield pa.Table.from_batches(waiting)
 
 
-def in_order_of(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return rows in a sort order; rows that are equal in it stay in their order.
+def sorted_rows(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Sort rows; rows with equal keys keep their order.
 
     Nulls come first, or last where the order descends. A column that the rows lack is null.
 
@@ -392,14 +392,14 @@ def in_order_of(rows: pa.Table, order: Sequence[str]) -> pa.Table:
         down, column = way == "desc", rows.column(name)
         if pa.types.is_nested(column.type) or pa.types.is_fixed_size_binary(column.type):
             raise RewriteRefused(
-                f"Column {name} is {column.type}, by which nothing can be sorted: name another "
-                "column in iceberg.sort_order."
+                f"Column {name} is {column.type}, and rows cannot be sorted by this type: name "
+                "another column in iceberg.sort_order."
             )
         keys = [(column, down), (column.is_null(), not down)]
         if pa.types.is_floating(column.type):
             # Iceberg places NaN above all other numbers.
             keys.insert(1, (pc.is_nan(column), down))
-        # The last key counts most, since each sort keeps the order of equal rows.
+        # The last sort has the most significant key, because each sort keeps the order of ties.
         indices = pa.array(np.arange(rows.num_rows))
         for key, descends in keys:
             own = pa.table({"key": key.take(indices)})

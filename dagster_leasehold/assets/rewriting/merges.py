@@ -152,7 +152,7 @@ def changed_rows(unit: Unit) -> list[Batch]:
 
 
 def _bytes(unit: Unit) -> int:
-    """Return the bytes of the partition that has the most in a unit."""
+    """Return the size of the largest partition in a unit."""
     sizes = Counter[object]()
     for file in unit_files(unit, quarantine=False):
         sizes[file.partition] += file.bytes
@@ -177,7 +177,7 @@ def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
 def _improves(merge: Sequence[Unit], sorted_by: str) -> bool:
     """Return True if a merge reduces the number of files, or sorts records.
 
-    A merge that sorts writes files of a bounded size, which are not merged again by themselves.
+    Sorting writes files of a bounded size. A single unit of such files is not merged again.
     """
     bad = [file for unit in merge for file in unit_files(unit, quarantine=True)]
     good = [file for unit in merge for file in unit_files(unit, quarantine=False)]

@@ -3,13 +3,15 @@
 Files of records are written before they are published. So the first run creates the table, without
 columns of its own, before it writes anything:
 
-1. Two runs of a new group find no table. Each records its name, which no other group can have then.
-2. Both ask the catalog to create it. The slower one is told that it exists, and loads it.
+1. Two runs of a new group find no table. Each records the table's name, which no other group can
+   use from then on.
+2. Both request the creation of the table. The catalog refuses the later request, because the table
+   exists, and that run loads it.
 3. Both write below its location. A run that dies here leaves a table without a snapshot, which the
    next run uses.
 
-A table that was removed and created again has another location. It is refused as soon as the group
-has committed output.
+A table that was removed and created again has another location. If the group has committed output,
+such a table is refused.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def assigned_place(store: Publications, key: GroupKey, catalog: CatalogSettings)
     name = None if publication is None else publication.table
     if name is None:
         raise TableUnavailable(
-            f"{key} has no table in catalog {catalog.name} yet, which chooses the location of its "
-            f"output: start a run, or create the table with `leasehold table create {key.stream}`."
+            f"{key} has no table yet in catalog {catalog.name}, which assigns the location of its "
+            f"output: start a run, or run `leasehold table create {key.stream}`."
         )
     access, location = TableAccess(catalog, name), ""
     try:
@@ -77,7 +79,7 @@ def create_assigned_table(
         TableUnavailable: the catalog does not answer, another group has the table, or the table
             with the committed output is gone.
     """
-    # They load PyIceberg.
+    # Imported here because they load PyIceberg.
     from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
     from dagster_leasehold.assets.output.table.other_catalog import open_other_catalog
     from dagster_leasehold.assets.output.table.publisher import first_metadata
@@ -95,11 +97,11 @@ def create_assigned_table(
         failpoints.reach("after_table")
     place = assigned_place(store, key, catalog)
     if committed and (place / MARK).content() is None:
-        raise _gone(name, f"is at {place} now, where nothing of it is")
+        raise _gone(name, f"is at {place} now, and its files are not there")
 
 
 def _record(store: Publications, key: GroupKey, name: TableName) -> None:
-    """Record the name of a group's table, unless another group has it."""
+    """Record the name of a group's table, unless another group uses the name."""
     publication = store.publication(key)
     if publication is not None and publication.table == name:
         return

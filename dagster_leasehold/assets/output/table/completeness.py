@@ -3,12 +3,12 @@
 The rule is that of hourly assets (`rules.event_frontier`), applied to the records in the table:
 
 1. Before a publisher takes the lock, it reads the shards: first from the lease tables, then from
-   the source. In this order, a reader that sees a parent finished also sees its children.
-2. All batches that were committed before are in the snapshot, except those of shards that are
-   behind: such a shard counts as neither finished nor idle.
-3. Gaps are read after the batches. A gap is recorded before the batches behind it are committed, so
-   a snapshot with records behind a gap knows the gap. While one is not accepted, the event time
-   does not rise.
+   the source. So if a parent is finished in the lease tables, the source lists its children.
+2. All batches that were committed before this are in the snapshot, except batches of shards with a
+   backlog, which count as neither finished nor idle.
+3. Gaps are read after the batches. A gap is recorded before the batches after it are committed, so
+   the gap is known if the snapshot has records after it. While a gap is not accepted, the event
+   time does not advance.
 
 If the source does not answer, the event time does not change.
 """
@@ -36,7 +36,7 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.shard_sources.lag import caught_up
 
 RETRY_S = 60.0
-"""The time until a source that did not answer is read again, in seconds."""
+"""The time before a source that did not answer is read again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class ShardsSeen:
     """The shards of a group at one moment.
 
     Attributes:
-        shards: all shards that the lease tables had.
-        unlisted: shards of the source that the lease tables did not have yet.
+        shards: all shards in the lease tables.
+        unlisted: shards of the source that are not in the lease tables yet.
     """
 
     shards: tuple[ShardTime, ...]
@@ -53,8 +53,8 @@ class ShardsSeen:
 
 
 @dataclass(slots=True)
-class ShardLooks:
-    """Reads the shards of a stream, before each publication of one process.
+class ShardReader:
+    """Reads the shards of a stream before each publication of one process.
 
     Attributes:
         clock: monotonic seconds.
@@ -70,8 +70,8 @@ class ShardLooks:
     def __post_init__(self) -> None:
         self._steps = FailingSteps(self.clock)
 
-    def look(self) -> ShardsSeen | None:
-        """Return the shards now; None if the source does not answer.
+    def read(self) -> ShardsSeen | None:
+        """Return the current shards; None if the source does not answer.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -106,7 +106,7 @@ class Completeness:
     Attributes:
         until: the event time of the newest snapshot so far; None if it is unknown.
         seen: the shards, as they were before the batches were read; None if they are unknown.
-        behind: the shards with unpublished batches; True if some stay unpublished.
+        behind: the shards with unpublished batches; True if the next publication leaves some out.
         gaps: True if a skipped gap is not accepted.
         out_of_order_s: see `TableSettings`.
     """
@@ -118,11 +118,11 @@ class Completeness:
     out_of_order_s: float = 0.0
 
     def after(self, states: States, snapshot: SnapshotPlan | None) -> datetime | None:
-        """Return the event time of the next snapshot; None if it is unknown.
+        """Return the event time up to which the next snapshot is complete; None if unknown.
 
         Args:
-            states: the states of the shards in it.
-            snapshot: its plan; None if it has neither files nor batches.
+            states: the states of the shards in the snapshot.
+            snapshot: the plan of the snapshot; None if it has neither files nor batches.
         """
         if self.seen is None:
             if snapshot is not None and snapshot.withdrawn:
@@ -143,7 +143,7 @@ class Completeness:
 
 
 def _in_table(shard: ShardTime, states: States, behind: Collection[ShardId]) -> ShardTime:
-    """Return how far a snapshot has come in a shard."""
+    """Return the event time of a shard in a snapshot."""
     state = states.get(shard.shard)
     watermark = datetime.fromisoformat(state.watermark) if state and state.watermark else None
     if shard.shard in behind:

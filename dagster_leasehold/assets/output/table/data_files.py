@@ -1,9 +1,9 @@
 """Converts between files of the ledger and manifest entries, without reading the files.
 
-The bounds come from the writer. A file is in a partition if all its records are. All its records
-belong to one shard; they belong to one day if their event times are known and in this day. The
-writer knows the values of other fields, by which it divides records into files. Any other file gets
-the spec that has only the shard, and readers exclude it by its bounds.
+The bounds come from the writer. A file is in a partition if all its records are. The records of a
+file belong to one shard; they belong to one day if their event times are known and on that day. The
+writer divides records into files by the other fields, and records their values. A file of several
+partitions gets the spec that has only the shard, and readers exclude it by its bounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Record
 
 _UNKNOWN = object()
-"""The value of a field for a file whose records can have several values."""
+"""The value of a field for a file whose records may have several values."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ def ledger_file(
 
 
 def _partition_of(metadata: TableMetadata, entry: DataFile) -> Partition:
-    """Return the values of an entry's partition; empty if shard and times tell them."""
+    """Return the values of an entry's partition; empty if shard and times determine them."""
     schema, fields = metadata.schema(), metadata.specs()[entry.spec_id].fields
     texts = [field_text(schema, part) for part in fields]
     if all(Field.parse(text).of_source for text in texts):

@@ -1,7 +1,7 @@
 """Divides rows into partitions, with the values that Iceberg defines for each transform.
 
-Spark's workers call it while they write, so it needs only Arrow and NumPy. Values are plain, as the
-ledger and the manifests store them: days and microseconds since 1970 are numbers.
+Spark's workers call it when they write files, so it needs only Arrow and NumPy. Values have the
+form of the ledger and the manifests: days and microseconds since 1970 are numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = str | int | bool | None
 Partition = tuple[tuple[str, Value], ...]
 """The values of fields, by their texts; empty for rows of several partitions."""
 VALUE_LENGTH_MAX = 256
-"""Longer texts are no partition, since each file's row in the ledger would have them."""
+"""The longest text of a partition, because the ledger stores it for each file."""
 _DAY_US, _HOUR_US = 86_400_000_000, 3_600_000_000
 _EPOCH = 1970
 
@@ -33,8 +33,8 @@ def partitioned(
 ) -> Iterator[tuple[Partition, pa.RecordBatch]]:
     """Yield the rows of each partition, in order; the rows have the types of a table.
 
-    A column that the rows lack is null. The shard is no part of the result, nor are times of an
-    event time without a time zone, which is no event time for the table.
+    A column that the rows lack is null. The result does not have the shard. It does not have the
+    fields of an event time without a time zone either, which a table does not use as event time.
 
     Raises:
         TransformError: a column cannot be partitioned in this way.

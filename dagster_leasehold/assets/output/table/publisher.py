@@ -277,7 +277,8 @@ class Publisher:
         Args:
             table: the state, or None if there is no table.
             plan: the next publication.
-            complete: tells up to when the snapshots are complete; None if it is unknown.
+            complete: determines the event time up to which the snapshots are complete; None if it
+                is unknown.
             more: True if more than the plan waits for publication.
             adopts: True if the table adopts the ledger in all shards.
             instead_of: the location of lost metadata, which the pointer names; the table starts
@@ -379,7 +380,7 @@ class Publisher:
                 "leasehold.batches": str(snapshot.batches),
                 "leasehold.records": str(snapshot.records),
             }
-            # Cursors that move behind a snapshot of changes need a snapshot, too.
+            # Cursors that move after a snapshot of changes need a snapshot, too.
             moves = place > 1 and bool(snapshot.committed)
             staging.add(snapshot, own | counts, empty=moves)
             if staging.missing:
@@ -397,9 +398,9 @@ class Publisher:
         return 1 if publication is None else publication.number + 1
 
     def _states(self, before: TableMetadata) -> States | None:
-        """Return how much the table has of each shard; None if it is unknown."""
+        """Return the published part of each shard; None if it is unknown."""
         if (mark := mark_of(before)) is not None:
-            # The ledger tells what a damaged file does not.
+            # If the file is damaged, the states are read from the ledger.
             with suppress(LogCorrupt):
                 return read_states(self.group.io, mark.states)
         return None
@@ -414,7 +415,7 @@ class Publisher:
         newest = None if metadata is None else metadata.current_snapshot()
         own = None if metadata is None else own_snapshot(metadata, newest)
         complete = Completeness(completeness_of(own))
-        # Above this limit, other shards can have unpublished batches, too.
+        # If the backlog reaches this limit, other shards may also have unpublished batches.
         if seen is None or len(backlog) >= BACKLOG_BATCHES:
             return complete
         gaps = self.group.store.gaps(self.group.key, acknowledged=False)

@@ -120,7 +120,7 @@ def states_of_snapshots(
     states = dict(before) if before is not None else ledger.states()
     starts = {shard: state.start for shard, state in states.items()}
     for snapshot in plan.snapshots:
-        # What the ledger says of all shards has no withdrawn batches.
+        # If the states of all shards came from the ledger, they have no withdrawn batches.
         if snapshot.withdrawn and before is not None:
             states = {s: each for s, each in states.items() if s not in snapshot.withdrawn}
             states |= ledger.states(snapshot.withdrawn)

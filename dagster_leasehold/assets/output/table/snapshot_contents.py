@@ -1,4 +1,4 @@
-"""The contents of a snapshot, as its summary says them: cursors, event time, publication.
+"""The contents of a snapshot according to its summary: cursors, event time, publication.
 
 | property | value |
 |---|---|
@@ -7,7 +7,7 @@
 | `leasehold.cursors-file` | above 1,000 shards instead: a file beside the metadata |
 | `leasehold.complete-until` | the event time before which the snapshot has all records, if known |
 
-The file is that of `shard_states`. It stays as long as its snapshot.
+`shard_states` writes the file, which exists until its snapshot expires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CURSORS_KEY = "leasehold.cursors"
 CURSORS_FILE_KEY = "leasehold.cursors-file"
 COMPLETE_KEY = "leasehold.complete-until"
 SHARDS_IN_SUMMARY_MAX = 1_000
-"""Above this number of shards, the cursors are in a file."""
+"""The most shards whose cursors are in the summary; more cursors are in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class SnapshotContents:
     """The contents of a snapshot.
 
     Attributes:
-        snapshot_id: the snapshot that Leasehold published. If another program committed a later
-            one with the same records, this is the one before it.
+        snapshot_id: the snapshot that Leasehold published. A later snapshot of another program
+            with the same records has another id.
         publication: the id of the publication.
         cursors: the end cursor of each shard's records.
-        complete_until: the event time before which it has all records; None if it is unknown.
+        complete_until: the event time before which the snapshot has all records; None if unknown.
 
     Examples:
         >>> contents = SnapshotContents(7, "4f0c", {ShardId("0"): "12"}, None)
@@ -60,10 +60,10 @@ class SnapshotContents:
 
 
 def summary_of(states: States, states_at: str, until: datetime | None) -> dict[str, str]:
-    """Return the properties that say what a snapshot contains.
+    """Return the properties with the contents of a snapshot.
 
     Args:
-        states_at: the file with the states; see `in_summary`.
+        states_at: the location of the file with the states, if the summary does not have them.
     """
     if in_summary(states):
         cursors = {shard: state.end for shard, state in states.items()}
@@ -74,18 +74,18 @@ def summary_of(states: States, states_at: str, until: datetime | None) -> dict[s
 
 
 def in_summary(states: States) -> bool:
-    """Return True if the cursors of so many shards are in the summary, and not in a file."""
+    """Return True if the cursors of these shards are in the summary instead of a file."""
     return len(states) <= SHARDS_IN_SUMMARY_MAX
 
 
 def cursor_files(metadata: TableMetadata) -> set[str]:
-    """Return the locations of the files that snapshots of a table name."""
+    """Return the locations of the cursor files that snapshots of a table name."""
     summaries = (snapshot.summary for snapshot in metadata.snapshots)
     return {at for each in summaries if each and (at := each.get(CURSORS_FILE_KEY))}
 
 
 def own_snapshot(metadata: TableMetadata, snapshot: Snapshot | None) -> Snapshot | None:
-    """Return a snapshot, or its nearest ancestor, that Leasehold published; None without one."""
+    """Return a snapshot if Leasehold published it, otherwise its nearest such ancestor, or None."""
     by_id = {each.snapshot_id: each for each in metadata.snapshots}
     while snapshot is not None:
         if snapshot.summary is not None and snapshot.summary.get(PUBLICATION_KEY):
@@ -95,7 +95,7 @@ def own_snapshot(metadata: TableMetadata, snapshot: Snapshot | None) -> Snapshot
 
 
 def completeness_of(snapshot: Snapshot | None) -> datetime | None:
-    """Return the event time up to which a snapshot says it is complete."""
+    """Return the event time up to which a snapshot is complete according to its summary."""
     text = None if snapshot is None or not snapshot.summary else snapshot.summary.get(COMPLETE_KEY)
     return None if text is None else datetime.fromisoformat(text)
 
@@ -104,7 +104,7 @@ def contents_of(io: PlaceIO, snapshot: Snapshot) -> SnapshotContents:
     """Return the contents of a snapshot that Leasehold published.
 
     Raises:
-        OutputUnreadable: the snapshot does not have its cursors.
+        OutputUnreadable: the snapshot has neither cursors nor a file with them.
         LogCorrupt, TableUnavailable: the file with its cursors cannot be read.
     """
     summary = snapshot.summary
@@ -117,15 +117,15 @@ def contents_of(io: PlaceIO, snapshot: Snapshot) -> SnapshotContents:
         cursors = {shard: state.end for shard, state in states.items()}
     if cursors is None:
         raise OutputUnreadable(
-            f"Snapshot {snapshot.snapshot_id} does not say which cursors it contains: use a newer "
-            "snapshot."
+            f"Snapshot {snapshot.snapshot_id} does not have the cursors of its records: use a "
+            "newer snapshot."
         )
     publication = summary.get(PUBLICATION_KEY) or ""
     until = completeness_of(snapshot)
     return SnapshotContents(snapshot.snapshot_id, publication, cursors, until)
 
 
-def line_of(metadata: TableMetadata) -> Iterator[Snapshot]:
+def published_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]:
     """Yield the published snapshots from the newest to the oldest that still exists."""
     snapshot = own_snapshot(metadata, metadata.current_snapshot())
     while snapshot is not None:

@@ -1,12 +1,12 @@
 """Credentials of a table's location: each process gets them from the catalog and renews them.
 
-They are only in this process's memory. A place that is sent to another process names the catalog
-and the table, and the other process asks the catalog itself, with its own environment.
+They are only in this process's memory. A location that is sent to another process names the catalog
+and the table, and that process requests credentials itself, with its own environment.
 
 1. The first request loads the table, whose properties have credentials and their expiry.
-2. Halfway to the expiry, one thread asks again, and the others continue with what they have.
-3. If the catalog does not answer, the credentials are used until they expire. From then on, each
-   access asks again, and raises OSError as long as there is no answer.
+2. Halfway to the expiry, one thread requests new ones, while other threads use the old ones.
+3. If the catalog does not answer, the credentials are used until they expire. After that, each
+   access repeats the request, and raises OSError until the catalog answers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from dagster_leasehold.assets.output.table.catalog_clients import open_client, reason
 from dagster_leasehold.assets.places.store_clients import new_client
 from dagster_leasehold.assets.places.vended import (
+    DEFAULT_LIFETIME_S,
     STORAGE_PREFIXES,
-    UNDATED_S,
     RemoteSigning,
     Vended,
     renewal_s,
@@ -54,11 +54,11 @@ class TableAccess:
         Raises:
             OSError: the catalog does not answer, or has no such table.
         """
-        return _held_by(self).location()
+        return _credentials_of(self).location()
 
     def vends(self) -> bool:
         """Return True if the catalog vends credentials; raises what `location` raises."""
-        return _held_by(self).newest() is not None
+        return _credentials_of(self).newest() is not None
 
     def client(self) -> FileSystem:
         """Return Arrow's client with credentials that stay valid for a while.
@@ -66,11 +66,11 @@ class TableAccess:
         Raises:
             OSError: the catalog does not answer, and the credentials have expired.
         """
-        return _held_by(self).client()
+        return _credentials_of(self).client()
 
 
 @lru_cache(maxsize=256)
-def _held_by(access: TableAccess) -> HeldCredentials:
+def _credentials_of(access: TableAccess) -> HeldCredentials:
     return HeldCredentials(access)
 
 
@@ -129,7 +129,7 @@ class HeldCredentials:
     def _renew(self) -> None:
         now_s = self._clock()
         try:
-            self._ask()
+            self._request()
             parts = urlsplit(self._location)
             newest = vended(self._properties, parts.scheme, parts.netloc, now_s)
         except Exception as error:
@@ -140,11 +140,11 @@ class HeldCredentials:
         else:
             with self._lock:
                 self._vended, self._client = newest, None
-            self._expires_s = newest.expires_s if newest else now_s + UNDATED_S
+            self._expires_s = newest.expires_s if newest else now_s + DEFAULT_LIFETIME_S
         self._renew_at_s = renewal_s(now_s, self._expires_s)
 
-    def _ask(self) -> None:
-        """Ask only for credentials, if the catalog can answer that; otherwise load the table."""
+    def _request(self) -> None:
+        """Request only credentials if the catalog supports that; otherwise load the table."""
         catalog = self._opened()
         if self._vended and _answers_separately(catalog):
             credentials = catalog.load_credentials(self._name, self._location)
@@ -170,25 +170,25 @@ class HeldCredentials:
         name = self._access.catalog.name
         if isinstance(error, RemoteSigning):
             return OSError(
-                f"Catalog {name} offers to sign each request to the store, which Leasehold does "
-                "not do: let the catalog vend credentials."
+                f"Catalog {name} signs each request to the store instead of vending credentials, "
+                "which Leasehold does not support: configure the catalog to vend credentials."
             )
         return OSError(
             f"Catalog {name} does not give access to the location of the table "
             f"{self._access.table.namespace}.{self._access.table.name} ({reason(error, name)}): "
-            "check that it runs, and the account's privileges."
+            "check that it runs, and that the account has the privileges."
         )
 
 
 def _answers_separately(catalog: Any) -> bool:
-    """Return True if a REST catalog answers requests for credentials alone."""
+    """Return True if a REST catalog supports requests for credentials alone."""
     from pyiceberg.catalog.rest import Capability
 
     return Capability.V1_LOAD_CREDENTIALS in getattr(catalog, "_supported_endpoints", ())
 
 
 def _storage_properties(table: Table) -> dict[str, str]:
-    """Return the properties of a table's store, from the catalog, and not from its metadata."""
+    """Return the properties of the store that the catalog adds to the table's metadata."""
     stored = table.metadata.properties
     return {
         name: str(value)

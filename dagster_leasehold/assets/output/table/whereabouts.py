@@ -1,4 +1,4 @@
-"""From a record to its batch, run, files and snapshot, and from a snapshot to its cursors."""
+"""Finds the batch, run, files and snapshot of a record, and the cursors of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dagster_leasehold.assets.output.table.group_table import find_table
 from dagster_leasehold.assets.output.table.snapshot_contents import (
     SnapshotContents,
     contents_of,
-    line_of,
     own_snapshot,
+    published_snapshots,
 )
 from dagster_leasehold.assets.output.units import unit_files, units_of
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -40,17 +40,18 @@ class RecordPlace:
     """The place of one record in committed output.
 
     Attributes:
-        batch: the number of its batch. Of old batches that are one row of the ledger, the first.
-        last_batch: the last one of that row.
+        batch: the number of its batch. If the ledger has one row for several old batches, the
+            number of the first one.
+        last_batch: the number of the last batch in that row.
         start: the cursor where the batch begins.
-        end: the cursor where it ends, exclusive.
-        run: the run that committed it.
-        committed_at: when it was committed.
-        files: the files with its records; of several files with a column `cursor`, the one with
-            the record. A transform can have removed the record.
-        snapshot_id: the oldest snapshot that has it; None if it is not published yet.
-        published_at: when that snapshot was published.
-        publication: the id of that publication; empty if it is not published yet.
+        end: the cursor where the batch ends, exclusive.
+        run: the run that committed the batch.
+        committed_at: the time of the commit.
+        files: the files of the batch; only the file with the record, if several files have the
+            column `cursor`. The transform may have removed the record.
+        snapshot_id: the oldest snapshot that has the batch; None if it is not published yet.
+        published_at: the time of that snapshot.
+        publication: the id of that publication; empty if the batch is not published yet.
 
     Examples:
         >>> RecordPlace(ShardId("0"), "5", 1, 1, "4", "8", "run", None, ()).snapshot_id is None
@@ -88,7 +89,7 @@ class Whereabouts:
         """Return the contents of a snapshot, or of the newest one.
 
         Raises:
-            OutputUnreadable: there is no such snapshot, or it does not say what it contains.
+            OutputUnreadable: there is no such snapshot, or it does not have its cursors.
             TableUnavailable: the table or its catalog cannot be reached.
         """
         published = self._table()
@@ -111,7 +112,7 @@ class Whereabouts:
         """Return the place of the record at a cursor.
 
         Raises:
-            OutputUnreadable: the record is not in committed output; the message says why.
+            OutputUnreadable: the record is not in committed output; the message has the reason.
             TableUnavailable: the table or its catalog cannot be reached.
         """
         batch = self._batch(shard, cursor)
@@ -134,8 +135,8 @@ class Whereabouts:
     def _batch(self, shard: ShardId, cursor: str) -> Batch:
         if place_of(cursor) is None:
             raise OutputUnreadable(
-                f"{shown(cursor)} is no cursor: see `leasehold checkpoint get {self.key.stream}` "
-                "for the form of this stream's cursors."
+                f"{shown(cursor)} is not a cursor: `leasehold checkpoint get {self.key.stream}` "
+                "shows the form of this stream's cursors."
             )
         border = first_after(partial(self.store.each_batch, self.key, shard), cursor)
         if border is None:
@@ -150,23 +151,23 @@ class Whereabouts:
         for gap in self.store.gaps(self.key, shard):
             if is_before(cursor, gap.end) and not is_before(cursor, gap.start):
                 raise OutputUnreadable(
-                    f"The record at {cursor} of shard {shard} of {self.key} was never read: the "
-                    f"source removed {gap.start} to {gap.end} first ({gap.reason})."
+                    f"The record at {cursor} of shard {shard} of {self.key} was never read, "
+                    f"because the source had removed {gap.start} to {gap.end} ({gap.reason})."
                 )
         expired = expired_output(self.store, self.key, [shard]).get(shard)
         if expired is not None and is_before(cursor, expired.begin):
             raise OutputUnreadable(output_begins(self.key, shard, expired))
         raise OutputUnreadable(
-            f"No batch of {self.key} has the record at {cursor} of shard {shard}: a checkpoint was "
-            "moved over it, or consumption began after it."
+            f"No batch of {self.key} has the record at {cursor} of shard {shard}: a forced "
+            "checkpoint skipped it, or consumption began after it."
         )
 
     def _published(self, record: RecordPlace) -> RecordPlace:
-        """Add the oldest snapshot that has a record."""
+        """Add the oldest snapshot that has the record."""
         if (published := self._table()) is None:
             return record
         (table, io) = published
-        for snapshot in line_of(table.metadata):
+        for snapshot in published_snapshots(table.metadata):
             try:
                 contents = contents_of(io, snapshot)
             except OutputUnreadable:
@@ -187,7 +188,7 @@ class Whereabouts:
 
 
 def _with_cursor(place: OutputPlace, paths: Sequence[str], cursor: str) -> Iterable[str]:
-    """Return the files that have a record; all of them if none shows it."""
+    """Return the files with a record; all files if the record is not found."""
     if len(paths) < 2:
         return paths
     return [path for path in paths if _has_cursor(place / path, cursor)] or paths

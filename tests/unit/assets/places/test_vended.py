@@ -9,8 +9,8 @@ import pytest
 
 from dagster_leasehold.assets.places.store_clients import new_client
 from dagster_leasehold.assets.places.vended import (
+    DEFAULT_LIFETIME_S,
     RENEWAL_MIN_S,
-    UNDATED_S,
     RemoteSigning,
     renewal_s,
     vended,
@@ -89,7 +89,7 @@ def test_credentials_of_each_store(
     credentials = vended(properties, scheme, root, NOW_S)
     assert credentials is not None
     assert credentials.arguments == arguments
-    assert credentials.expires_s == (NOW_S + UNDATED_S if expires_s is None else expires_s)
+    assert credentials.expires_s == (NOW_S + DEFAULT_LIFETIME_S if expires_s is None else expires_s)
     assert "token" not in repr(credentials)
     assert "sv=1" not in repr(credentials)
     client = new_client(

@@ -20,7 +20,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from dagster_leasehold.assets.rewriting import compaction
-from dagster_leasehold.assets.rewriting.compaction import Compactor, in_order_of
+from dagster_leasehold.assets.rewriting.compaction import Compactor, sorted_rows
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.table_settings import TableSettings
@@ -314,7 +314,7 @@ def test_nulls_and_nans_have_the_places_of_iceberg() -> None:
     rows = pa.table({"x": pa.array(values), "place": pa.array(range(4))})
 
     def places(order: str) -> Mapping[str, Any]:
-        return in_order_of(rows, [order]).column("place").to_pylist()
+        return sorted_rows(rows, [order]).column("place").to_pylist()
 
     assert places("x") == [1, 3, 0, 2]
     assert places("x asc") == [1, 3, 0, 2]
