@@ -129,7 +129,7 @@ def explained(
 def watched(
     spark: SparkSession, watch: JobWatch, folder: OutputPlace, *, by_tasks: bool = False
 ) -> Generator[None]:
-    """Tag the jobs in the block, report progress and lack of cores, and interrupt jobs that must stop.
+    """Tag and watch the jobs in the block, and interrupt them if `must_stop` returns True.
 
     Killing a client does not stop its job on a Connect server, so an early exit interrupts it.
 

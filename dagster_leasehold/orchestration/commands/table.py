@@ -100,7 +100,7 @@ def move(
 
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
-    from dagster_leasehold.assets.output.table.completeness import ShardReader
+    from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
     from dagster_leasehold.assets.output.table.group_table import build_publisher
 
     declared = target.with_group(stream, group)
@@ -116,7 +116,7 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         place=target.output(key),
         watermark=declared.watermark_of_batch,
     )
-    seen = ShardReader(declared, target.store, time.monotonic).read()
+    seen = ShardTimesReader(declared, target.store, time.monotonic).read()
     lock = _wait_for_lock(target, name, publisher)
     try:
         lags = target.store.publication_lag(key)

@@ -274,7 +274,7 @@ def test_a_table_that_was_created_again_elsewhere_is_refused(scene: Scene) -> No
     with pytest.raises(TableUnavailable, match=r"is not there, and committed output is at its"):
         scene.begin()
     table.create_table(name, schema)
-    with pytest.raises(TableUnavailable, match=rf"is at {service.warehouse}.* now, where nothing"):
+    with pytest.raises(TableUnavailable, match=rf"is at {service.warehouse}.* now, and its files"):
         scene.begin()
 
 
@@ -288,7 +288,7 @@ def drop(scene: Scene) -> None:
 def test_remote_signing_is_refused_in_a_sentence(scene: Scene) -> None:
     scene.service.signs = True
     with pytest.raises(
-        TableUnavailable, match=r"^Catalog lake offers to sign each request .*: let the catalog"
+        TableUnavailable, match=r"^Catalog lake signs each request .*: configure the catalog"
     ):
         scene.begin()
 
@@ -305,7 +305,7 @@ def test_another_group_cannot_have_the_location(scene: Scene) -> None:
 
 @long_lived
 def test_without_a_table_the_place_is_unknown(scene: Scene) -> None:
-    with pytest.raises(TableUnavailable, match=r"has no table in catalog lake yet"):
+    with pytest.raises(TableUnavailable, match=r"has no table yet in catalog lake"):
         assigned_place(scene.world.store, scene.world.key, scene.catalog)
 
 

@@ -91,7 +91,7 @@ def test_the_commands_and_the_readers_work_at_the_location(
     home: AssignedHome, service: Assigning, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cat", "demo"]) == 2
-    assert "demo/default has no table in catalog lake yet" in capsys.readouterr().err
+    assert "demo/default has no table yet in catalog lake" in capsys.readouterr().err
     assert main(["table", "create", "demo"]) == 0
     home.open_output()
     home.append(5)

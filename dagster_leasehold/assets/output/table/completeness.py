@@ -53,7 +53,7 @@ class ShardsSeen:
 
 
 @dataclass(slots=True)
-class ShardReader:
+class ShardTimesReader:
     """Reads the shards of a stream before each publication of one process.
 
     Attributes:

@@ -33,7 +33,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 
 if TYPE_CHECKING:
-    from dagster_leasehold.assets.output.table.completeness import ShardReader
+    from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
     from dagster_leasehold.assets.output.table.publish_locks import PublishReport
     from dagster_leasehold.assets.output.table.publisher import Publisher
 
@@ -84,7 +84,7 @@ class PublishRounds:
     snapshot: int | None = None
     unpublished: bool = True
     _publisher: Publisher | None = None
-    _shard_reader: ShardReader | None = None
+    _shard_times: ShardTimesReader | None = None
     _number: int = 0
     _due_s: float = -math.inf
     _cleaning_due_s: float = -math.inf
@@ -151,7 +151,7 @@ class PublishRounds:
         in between.
         """
         # PyIceberg takes a third of a second to load, and is not needed without a backlog.
-        from dagster_leasehold.assets.output.table.completeness import ShardReader
+        from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
         from dagster_leasehold.assets.output.table.group_table import build_publisher
         from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 
@@ -171,9 +171,9 @@ class PublishRounds:
                 place=self.deployment.output_folder(key),
                 watermark=self.stream.watermark_of_batch,
             )
-            self._shard_reader = ShardReader(self.stream, store, self.clock)
-        assert self._shard_reader is not None, "It comes with the publisher."
-        seen = self._shard_reader.read()
+            self._shard_times = ShardTimesReader(self.stream, store, self.clock)
+        assert self._shard_times is not None, "It comes with the publisher."
+        seen = self._shard_times.read()
         name = settings.table_name(catalog.name, key)
         lock = take_lock(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
         if not isinstance(lock, PublishLock):

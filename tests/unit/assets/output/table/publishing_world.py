@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from dagster_leasehold.assets.output.table.completeness import ShardReader
+from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
 from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -43,7 +43,7 @@ class Publishing:
         self.store: Any = self.world.store
         self.new_id = uuid4
         self.now_s = 0.0
-        self.looks = ShardReader(self.stream, self.world.store, lambda: self.now_s)
+        self.shard_times = ShardTimesReader(self.stream, self.world.store, lambda: self.now_s)
         self.incarnations = {node.name: node.incarnation for node in self.nodes()}
 
     @property
@@ -76,7 +76,7 @@ class Publishing:
 
     def publish(self, node: NodeName = NODE) -> PublishReport:
         """Take the lock and publish once, with a publisher that remembers nothing."""
-        seen = self.looks.look()
+        seen = self.shard_times.read()
         lock = self.lock(node)
         assert isinstance(lock, PublishLock), lock
         report = self.publisher().publish(lock, seen)

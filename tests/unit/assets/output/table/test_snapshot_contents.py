@@ -219,7 +219,7 @@ def test_a_backlog_is_not_claimed(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     scene.append("0", *range(10, 30))
     scene.append("1", 50)
     scene.consume()
-    seen, store = scene.looks.look(), scene.world.store
+    seen, store = scene.shard_times.read(), scene.world.store
     lock = scene.lock()
     assert isinstance(lock, PublishLock)
     whole = store.unpublished
@@ -245,7 +245,7 @@ def test_a_source_that_does_not_answer_leaves_the_event_time(
         raise SourceUnavailable("it is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(scene.looks.stream.source, "list_shards", away)
+        patched.setattr(scene.shard_times.stream.source, "list_shards", away)
         scene.publish()
     assert scene.lookup.contents().complete_until == NOON + timedelta(minutes=10)
     scene.append("0", 30)
@@ -352,8 +352,8 @@ def moved_over(scene: Scene) -> str:
     [
         (not_read, "not committed yet"),
         (removed, "the source removed 1 to 3 first"),
-        (moved_over, "a checkpoint was moved over it"),
-        (lambda _: "some", "is no cursor"),
+        (moved_over, "a forced checkpoint skipped it"),
+        (lambda _: "some", "is not a cursor"),
     ],
 )
 def test_a_record_that_is_not_there_is_explained(
