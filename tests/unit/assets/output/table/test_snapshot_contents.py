@@ -351,7 +351,7 @@ def moved_over(scene: Scene) -> str:
     ("prepare", "sentence"),
     [
         (not_read, "not committed yet"),
-        (removed, "the source removed 1 to 3 first"),
+        (removed, "the source had removed 1 to 3"),
         (moved_over, "a forced checkpoint skipped it"),
         (lambda _: "some", "is not a cursor"),
     ],
