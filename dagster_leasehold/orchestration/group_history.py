@@ -35,8 +35,6 @@ class Move:
     Attributes:
         begin: when the transfer began, or the shard became unassigned.
         end: when the next node became the holder.
-        source: the holder before.
-        target: the holder after; equal to `source` if a transfer was canceled.
         planned: True for a transfer, False if the holder died or left.
     """
 
@@ -60,9 +58,6 @@ class RunRow:
     Attributes:
         begin: when it first opened a shard or committed a batch.
         end: when it last closed a shard or committed a batch.
-        shards: the shards that it opened.
-        batches: the number of batches that it committed.
-        records: the number of records in them.
     """
 
     run: str
@@ -80,8 +75,6 @@ class Point:
 
     Attributes:
         at: the end of the interval.
-        records: the number of records.
-        rate: records per second.
         delay_s: the age of the oldest record at its commit, in seconds; None without event times.
     """
 
@@ -101,7 +94,6 @@ def holdings_over_time(
 
     Args:
         journal: the newest entries.
-        until: the current time.
         first_holders: the holders of shards before the first entry.
     """
     since = journal[0].at if journal else until

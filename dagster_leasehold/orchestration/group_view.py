@@ -46,13 +46,10 @@ class NodeRow:
     """A node of a group.
 
     Attributes:
-        liveness: see `Liveness`.
         last_beat_s: seconds since its last heartbeat; None after it left.
         member: True until it leaves or is evicted.
         accepts_runs: False while it transfers its shards to other nodes.
         lease_id: the number of its heartbeats.
-        shards: the number of shards that it holds.
-        release: the release of Leasehold that it runs.
     """
 
     node: NodeName
@@ -70,7 +67,6 @@ class ShardRow:
     """A shard of a group.
 
     Attributes:
-        state: the state of its lease.
         consumer_owner: the holder; None if the shard is unassigned.
         next_owner: the node that it is transferred to; None outside a transfer.
         check_point: the cursor where its committed output ends.
@@ -79,9 +75,7 @@ class ShardRow:
         rate: committed records per second; None after a single reading.
         caught_up_s: seconds until all records are read, at the current rate; None while the lag
             does not decrease.
-        epoch: the epoch of its newest tenure.
         run: the run that has it open; empty without one.
-        parents: the shards that it was split or merged from.
         obstacle: why it makes no progress, as a sentence; empty if it does.
         last_error: the last error of a run since the shard's last commit; empty without one.
         last_error_s: the age of that error in seconds; None if unknown.
@@ -109,7 +103,6 @@ class GroupView:
     """A group at one moment.
 
     Attributes:
-        snapshot: the rows of the lease store.
         nodes: the nodes, by name.
         shards: the shards, by rank.
         trouble: a sentence if the source did not answer; empty otherwise.
@@ -148,7 +141,6 @@ class GroupReader:
     """Reads a group repeatedly, and computes rates from earlier readings.
 
     Attributes:
-        source: the log that it reads.
         now: the wall clock, for the age of unread records.
     """
 
@@ -161,12 +153,7 @@ class GroupReader:
     _points: deque[_Point] = field(default_factory=deque[_Point])
 
     def read(self) -> GroupView:
-        """Read the group now.
-
-        Raises:
-            UnknownGroup: there is no such group.
-            StoreUnavailable: the database does not answer.
-        """
+        """Read the group now."""
         snapshot = self.store.snapshot(self.key)
         ages = self.store.beat_ages(self.key)
         lags = lags_of(self.source, snapshot.shards)

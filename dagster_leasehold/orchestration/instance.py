@@ -176,7 +176,6 @@ def create_instance(settings: Settings, text: str | None = None) -> Path:
     any of Dagster's processes starts.
 
     Args:
-        settings: of the deployment.
         text: the content of `dagster.yaml`; None is the embedded default. A `dagster.yaml` or
             `workspace.yaml` without our mark was written by a user, and stays.
     """

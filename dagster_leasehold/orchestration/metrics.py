@@ -63,7 +63,6 @@ class StoreCollector(Collector):
     """The metrics of all groups of a lease store.
 
     Attributes:
-        store: returns the lease store; called at every scrape.
         source: returns the source of a group's stream; None if the stream is not declared here.
         upkeep: returns the recorded statements for membership in a group; None if none are.
         now: the wall clock, for the age of unread records.

@@ -84,11 +84,7 @@ def declaring_module() -> str | None:
 
 
 def toml_values(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML file; an empty dictionary if there is no file.
-
-    Raises:
-        InvalidSetting: the file cannot be read, or is not TOML.
-    """
+    """Return the values of a TOML file; an empty dictionary if there is no file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -37,12 +37,7 @@ class Report:
     """The content of a page.
 
     Attributes:
-        at: when the group was read.
-        view: the current state of the group.
         holdings: the periods in which nodes held shards.
-        moves: the moves of shards between nodes.
-        runs: the newest runs.
-        points: commits over time.
         gaps: the ranges of records that were removed before they were consumed.
         violations: the violations of `leasehold verify`; None if it did not run.
         notes: sentences about omitted parts.

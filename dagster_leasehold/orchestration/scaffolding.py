@@ -23,13 +23,10 @@ class Form:
     """The syntax of settings in a language.
 
     Attributes:
-        separator: the text between a setting and its value.
-        end: the text after a value.
         begin_part: returns the first line of a part, for its name and class.
         end_part: the last line of a part; empty if the language has none.
         empty_parts: True if a part without settings is valid; then only its settings are commented
             out.
-        value: returns the text of a value.
     """
 
     separator: str
@@ -71,8 +68,6 @@ def written_settings(
         model: a pydantic model or dataclass. Its fields have docstrings, or its own docstring has a
             section `Attributes`.
         values: the texts of the settings that are not commented out.
-        omitted: the names of settings to omit.
-        commented: True to comment out optional settings.
     """
     for name, field, meaning in settings_in(model):
         if name in omitted:

@@ -151,11 +151,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def history_age(self) -> timedelta | None:
-        """The age at which history can be deleted; None if it is kept.
-
-        Raises:
-            InvalidSetting: the number of days is out of range.
-        """
+        """The age at which history can be deleted; None if it is kept."""
         return history_age(self.history_days)
 
     @property
@@ -181,11 +177,7 @@ class Settings(pydantic.BaseModel):
         return tuple(NodeName(name) for name in self.nodes)
 
     def log_folder(self, stream: str) -> Path:
-        """Return the folder of a stream's local log.
-
-        Raises:
-            InvalidIdentifier: `stream` is not a valid name.
-        """
+        """Return the folder of a stream's local log."""
         return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:

@@ -37,9 +37,6 @@ def object_at(role: str, path: str, home: Path) -> object:
     """Return the object that a declaration names as `module.name`.
 
     The error message begins with `role`.
-
-    Raises:
-        InvalidSetting: the module cannot be imported, or it has no such name.
     """
     module, _, name = path.rpartition(".")
     if not module:
@@ -96,11 +93,7 @@ def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def imported(module: str, home: Path) -> ModuleType:
-    """Import a module as Dagster would from the project's folder, or from the home.
-
-    Raises:
-        InvalidSetting: the module cannot be imported.
-    """
+    """Import a module as Dagster would from the project's folder, or from the home."""
     sys.path[:0] = [each for each in map(str, import_folders(home)) if each not in sys.path]
     try:
         return importlib.import_module(module)
@@ -117,9 +110,6 @@ def loading(module: str, settings: Settings) -> Generator[None]:
 
     The environment has the caller's `home` and `agents`, and the project's folder is the current
     folder, so that the module's relative paths start there.
-
-    Raises:
-        InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
     """
     if module in _LOADING:
         raise InvalidSetting(

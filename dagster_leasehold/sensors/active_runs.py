@@ -37,13 +37,10 @@ class ActiveRun:
 
     Attributes:
         node: the node that it consumes for; None if none is chosen yet.
-        shards: the shards that it was launched for.
-        started: True if Dagster shows the run as started.
         launched: True for a run of `consume_<stream>`, which sensors launch.
         process: its process, as `assets.run_process` records it; empty while it has none.
         follows: True if it waits for further records after it has read its shards.
         definition: the mark of the stream's definition when it was launched.
-        ending: True if its end was requested.
         work_max_s: the time limit that its launcher set, in seconds; None if the run has not
             started or has no limit.
     """

@@ -66,7 +66,6 @@ class Candidate:
     """A shard with enough batches since its last compaction, if they are old enough.
 
     Attributes:
-        node: the node that compacts it.
         waiting: the number of batches since that compaction.
         decisive: the number of the batch that must be old; None if all batches are old.
     """
@@ -207,11 +206,7 @@ class Compaction:
 
 @dataclass(slots=True)
 class CompactionRounds:
-    """The rounds that choose compactions, and the state that they share.
-
-    Attributes:
-        stream: the stream whose output is compacted.
-    """
+    """The rounds that choose compactions, and the state that they share."""
 
     stream: ShardStream
     deployment: Deployment
@@ -229,9 +224,6 @@ class CompactionRounds:
 
         `replaced` is True if files that earlier compactions replaced can remain. Once all of them
         are old, a run removes them even if there is nothing to merge.
-
-        Raises:
-            StoreError: the lease store does not answer.
         """
         store, key = self.deployment.store(), self.stream.key
         snapshot = store.snapshot(key)

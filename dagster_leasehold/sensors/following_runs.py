@@ -36,8 +36,6 @@ class FollowingRuns:
     Attributes:
         definition: the mark of the stream's definition. Runs of an older definition are stopped.
         budget_s: the age at which a run is replaced by a new one, in seconds.
-        shards_per_run: the most shards that a run serves.
-        new_id: creates the ids of offers.
         missed: the shards whose offer went to a run that has ended since the last tick.
     """
 

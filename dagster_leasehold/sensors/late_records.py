@@ -80,9 +80,7 @@ class LateRecords:
     """The late records of one downstream asset, and how far the ledger was read for them.
 
     Attributes:
-        output_root: the folder of the stream's output.
         steps: the back-off of each hour and shard that failed.
-        catalog: the catalog of the stream's table.
     """
 
     hourly: HourlyAsset
@@ -101,8 +99,7 @@ class LateRecords:
     ) -> list[EventWindow] | None:
         """Choose where to start in the ledger; return the rows of hours that can get late records.
 
-        Returns:
-            None if this process has called it before.
+        It returns None if this process has called it before.
         """
         if self._next is not None:
             return None
@@ -123,12 +120,7 @@ class LateRecords:
         return max(self.hourly.since, hour_of(requested_until - within))
 
     def read_ledger(self, shards: Sequence[ShardLease], requested_until: datetime) -> None:
-        """Read the batches that were committed since the last call.
-
-        Args:
-            shards: the current lease rows.
-            requested_until: the first hour that was not requested yet.
-        """
+        """Read the batches that were committed since the last call."""
         assert self._next is not None
         since, present = self.since(requested_until), {lease.shard for lease in shards}
         self._next = {shard: number for shard, number in self._next.items() if shard in present}

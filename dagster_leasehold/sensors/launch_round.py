@@ -74,7 +74,6 @@ class LaunchRounds:
     Attributes:
         address: the address that the served nodes are registered with. A node with the same name
             and another address belongs to another process, and so do its runs.
-        new_id: creates run ids for tenures that are opened only to be closed.
         definition: the mark of the stream's definition, passed to the launched runs.
         quiet: the shards that had nothing to read and no run in the last round.
         processes: the processes of the runs that were active in the last round.
@@ -111,12 +110,7 @@ class LaunchRounds:
         )
 
     def run(self, runs: ActiveRuns, report: TickReport) -> Round:
-        """Run one round, based on the report of a tick of rebalancing.
-
-        Raises:
-            SourceError: the source cannot return the bounds of its shards.
-            StoreError: the lease store does not answer.
-        """
+        """Run one round, based on the report of a tick of rebalancing."""
         self.quiet, self.processes, self._source_errors = {}, (), {}
         if report.snapshot.group.paused:
             return Round(notes=("the group is paused, so no run is launched",))

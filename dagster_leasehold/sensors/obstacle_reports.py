@@ -31,8 +31,6 @@ def obstacles_of(
     Shards of another deployment's live nodes are left out: that deployment reports theirs.
 
     Args:
-        report: the report of a tick of rebalancing.
-        quiet: the shards with nothing to read.
         source_errors: a sentence for each shard whose bounds the source did not return.
     """
     nodes = {

@@ -41,9 +41,7 @@ class DeliveryReport:
     """The outcome of one tick.
 
     Attributes:
-        delivered: the number of calls that returned.
         failures: a line with the error for each shard whose call failed.
-        waiting: the number of batches that wait for a later tick.
         explanation: why nothing was called, or why the tick stopped early; can be empty.
         troubles: a line for each shard whose batches could not be read or recorded.
     """
@@ -63,12 +61,7 @@ class DeliveryReport:
 
 
 class HookDelivery:
-    """Calls one stream's hook from this process.
-
-    Args:
-        stream: the declaration; `on_commit` is set.
-        jitter: returns a number in [0, 1) for each wait.
-    """
+    """Calls one stream's hook from this process."""
 
     def __init__(
         self,
@@ -89,11 +82,7 @@ class HookDelivery:
         self._calling: tuple[str, float] = ("", 0.0)
 
     def tick(self, address: str) -> DeliveryReport:
-        """Call the hook for the events that are due; failures are in the report.
-
-        Args:
-            address: where this deployment's nodes are registered.
-        """
+        """Call the hook for the events that are due; failures are in the report."""
         self._steps.begin()
         report = self._deliver(address)
         report.troubles = self._steps.notes

@@ -37,7 +37,6 @@ class TableWatch:
     """The Dagster events about a stream's table.
 
     Attributes:
-        rounds: publish the stream's batches from this process.
         now: the current time, for the age of unpublished batches.
     """
 
@@ -48,11 +47,7 @@ class TableWatch:
     _check_due_s: float = float("-inf")
 
     def observed(self, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
-        """Return an observation if the table has changed, at most one in `OBSERVE_EVERY_S`.
-
-        Raises:
-            LeaseholdError: the lease store or the catalog does not answer.
-        """
+        """Return an observation if the table has changed, at most one in `OBSERVE_EVERY_S`."""
         if (
             self.rounds.snapshot in (None, self._observed)
             or self.rounds.clock() < self._observation_due_s
@@ -80,9 +75,6 @@ class TableWatch:
         """Compare table and ledger once in `CHECK_EVERY_S`; return the outcome if it is new.
 
         A comparison that fails is retried after a wait.
-
-        Raises:
-            StoreError: the lease store fails for the second time.
         """
         if self.rounds.snapshot is None or self.rounds.clock() < self._check_due_s:
             return []

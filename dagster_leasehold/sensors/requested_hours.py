@@ -60,7 +60,6 @@ class RequestedHours:
     Attributes:
         late_wait_s: the shortest time between two runs of one hour for late records, in seconds.
         next: the first hour that was not requested yet.
-        incomplete: the requested hours that are not complete.
         dropped: the hours that the last tick removed because there were too many.
         expired: the hours that the last tick removed because their output has expired.
     """
@@ -78,10 +77,8 @@ class RequestedHours:
     def load(self, cursor: str | None, since: datetime) -> bool:
         """Read the hours from the cursor; start again at `since` if it is unreadable.
 
-        Requesting an hour again is harmless: Dagster launches one run per run key.
-
-        Returns:
-            False if the cursor has no list of incomplete hours.
+        Requesting an hour again is harmless: Dagster launches one run per run key. It returns False
+        if the cursor has no list of incomplete hours.
         """
         self.next, self.incomplete = _parse(cursor, since)
         self._requested_s = {

@@ -124,11 +124,7 @@ class WorkTimes:
 
 @dataclass(slots=True)
 class RunCleaning:
-    """Cleans up the runs of one stream.
-
-    Attributes:
-        new_id: creates run ids for tenures that are opened only to be closed.
-    """
+    """Cleans up the runs of one stream."""
 
     stream: ShardStream
     deployment: Deployment
@@ -148,9 +144,6 @@ class RunCleaning:
         2. Free the shards that ended runs left open, under a new epoch.
         3. Terminate runs that have had no shard open for the group's timeout, or that have worked
            longer than their launcher allowed. If that fails, mark them as failed.
-
-        Raises:
-            StoreError: the lease store does not answer.
         """
         store, key, instance = self.deployment.store(), self.stream.key, runs.instance
         self._steps.begin()
@@ -188,12 +181,7 @@ class RunCleaning:
 
 @dataclass(frozen=True, slots=True)
 class DeadRunCleanup:
-    """Marks dead runs as failed, and frees their shards.
-
-    Attributes:
-        new_id: creates run ids for tenures that are opened only to be closed.
-        steps: the back-off of each run and shard that failed.
-    """
+    """Marks dead runs as failed, and frees their shards."""
 
     store: Tenures
     key: GroupKey
@@ -225,7 +213,6 @@ class DeadRunCleanup:
 
         Args:
             rows: the shards that nodes of this deployment hold.
-            active: the runs that have not ended.
             snapshot: reads the group; called only if a shard must be freed.
         """
         free = partial(self._free, instance, rows, {run.run_id for run in active}, snapshot)

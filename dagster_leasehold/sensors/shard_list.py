@@ -40,11 +40,7 @@ class _LastSync:
 
 @dataclass(slots=True)
 class LogWatch:
-    """The observations of a stream's log. They are rare, since Dagster stores all of them.
-
-    Attributes:
-        now: the current time, for the age of unread records.
-    """
+    """The observations of a stream's log. They are rare, since Dagster stores all of them."""
 
     stream: ShardStream
     deployment: Deployment
@@ -54,11 +50,7 @@ class LogWatch:
     _last: str = ""
 
     def observations(self) -> list[dg.AssetObservation]:
-        """Return an observation if the log has changed, at most one in `OBSERVE_EVERY_S`.
-
-        Raises:
-            LeaseholdError: the lease store does not answer.
-        """
+        """Return an observation if the log has changed, at most one in `OBSERVE_EVERY_S`."""
         if self.clock() < self._due_s:
             return []
         # Set first, so that a slow observation is not repeated in the next tick.

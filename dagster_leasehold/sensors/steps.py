@@ -64,7 +64,6 @@ class Outcome:
 
     Attributes:
         line: what the step did, or why there was nothing to do.
-        run_requests: the runs to launch.
         cursor: the cursor for the next call, stored by Dagster; None keeps the last one.
         trouble: True if something failed; `line` says what.
     """
@@ -84,7 +83,6 @@ class Step:
     """A unit of work that a sensor does for a stream.
 
     Attributes:
-        name: the name of the step, unique within the stream.
         work: does the work once. Calls never overlap.
         every_s: the shortest time between two calls, in seconds.
         waits_for: describes what a slow call of `work` is waiting for.
@@ -119,9 +117,6 @@ class StepFailed(LeaseholdError):
 
 class StreamSteps:
     """The steps of one sensor, including those still running from an earlier tick.
-
-    Args:
-        steps: the steps of all its streams.
 
     Attributes:
         explanation: one line for each step of the last tick.

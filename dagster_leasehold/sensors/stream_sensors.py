@@ -32,10 +32,8 @@ def build_launching_sensor(
     """Return the sensor `<stream>_rebalance`, which plans and launches runs.
 
     Args:
-        streams: at least one.
         deployment: the deployment whose nodes the description lists. A tick takes the deployment
             from the code location's resources.
-        jobs: the jobs that consume and compact the streams.
     """
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
     alive = "" if deployment.agents else f"Keeps {nodes} alive. "

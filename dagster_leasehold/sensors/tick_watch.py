@@ -66,12 +66,7 @@ class ServedShards:
 
 @dataclass(frozen=True, slots=True)
 class TickWatch:
-    """Polls for one stream until the next tick is near.
-
-    Attributes:
-        source: the stream's source.
-        commit_interval_s: the longest time that a record waits, in seconds.
-    """
+    """Polls for one stream until the next tick is near."""
 
     source: ShardSource
     commit_interval_s: float

@@ -46,11 +46,7 @@ UNKNOWN = Frontier(None, None, "the complete hours are unknown")
 
 @dataclass(slots=True)
 class WatermarkRounds:
-    """The decisions of ticks, and the state that ticks share.
-
-    Attributes:
-        deployment: the deployment of its stream.
-    """
+    """The decisions of ticks, and the state that ticks share."""
 
     hourly: HourlyAsset
     deployment: Deployment
@@ -70,9 +66,6 @@ class WatermarkRounds:
         Args:
             cursor: the cursor that the last tick returned.
             in_work: returns the given hours that have an unfinished run.
-
-        Raises:
-            StoreError: the lease store does not answer.
         """
         self._steps.begin()
         requested, store = self._requested, self.deployment.store()

@@ -145,11 +145,7 @@ def _touch_withdrawn(
 
 
 def border_at(target: Target, key: GroupKey, lease: ShardLease, cursor: str) -> Batch | None:
-    """Return the first batch that a checkpoint at `cursor` withdraws; None without one.
-
-    Raises:
-        CheckpointRefused: the cursor divides a batch.
-    """
+    """Return the first batch that a checkpoint at `cursor` withdraws; None without one."""
     from dagster_leasehold.assets.output.expired_output import expired_output
 
     ledger = partial(target.store.each_batch, key, lease.shard)
@@ -159,11 +155,7 @@ def border_at(target: Target, key: GroupKey, lease: ShardLease, cursor: str) -> 
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
-    """Return the cursor in a shard for a text: `begin`, `end`, a time or a cursor.
-
-    Raises:
-        CheckpointRefused: the text is none of these, or the cursor is outside the shard's bounds.
-    """
+    """Return the cursor in a shard for a text: `begin`, `end`, a time or a cursor."""
     from dagster_leasehold.lease_store.times import parse_time
     from dagster_leasehold.shard_sources.source import Limits, Position
 

@@ -26,8 +26,6 @@ def dagster(
     """Yield findings on Dagster's instance, daemon, run launcher and our sensors.
 
     Args:
-        now: the wall clock, in seconds.
-        environment: the environment, whose `DAGSTER_HOME` is the home of the user's own project.
         with_nodes: True to check, in the lease store, whether nodes have agents.
     """
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance

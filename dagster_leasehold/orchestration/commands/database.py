@@ -204,11 +204,7 @@ def take_over(
 
 
 def url_in(option: str, variable: str) -> SecretStr:
-    """Return the URL in an environment variable; unlike an option, it can have a password.
-
-    Raises:
-        InvalidSetting: the name is not valid, or the variable is not set.
-    """
+    """Return the URL in an environment variable; unlike an option, it can have a password."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         # The message leaves out the value, which can be a URL with a password.
         raise InvalidSetting(

@@ -55,11 +55,7 @@ class StreamCheck:
 
     @classmethod
     def at(cls, target: Target) -> Self:
-        """Check that all streams are usable.
-
-        Raises:
-            LeaseholdError: the module or a source cannot be used, or no stream is declared.
-        """
+        """Check that all streams are usable."""
         from dagster_leasehold.shard_sources.local_log import LocalLog
 
         missing = (
@@ -82,12 +78,7 @@ class StreamCheck:
 def agents_of_nodes(
     settings: Settings, environment: Mapping[str, str], count: int, module: str | None
 ) -> Generator[list[SupervisedChild]]:
-    """Run agents within the block; at its end, all of them leave at the same time.
-
-    Args:
-        count: the number of nodes, each with an agent.
-        module: the module that declares the streams; None means the module of the settings.
-    """
+    """Run agents within the block; at its end, all of them leave at the same time."""
     command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "node"]
     command += ["--home", str(settings.home.absolute())]
     command += ["--module", module] if module else []

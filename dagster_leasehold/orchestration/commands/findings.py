@@ -22,8 +22,6 @@ class Finding:
     """The finding of one check.
 
     Attributes:
-        part: the part of the deployment.
-        health: of the part.
         text: the result, and a remedy unless the part is ok.
     """
 

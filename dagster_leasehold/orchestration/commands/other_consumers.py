@@ -41,8 +41,6 @@ class ConsumersName:
         kind: the kind; None means the first kind for the stream's source.
         name: the name of the consumer group or KCL application, or the checkpoint location of a
             Spark query.
-        stopped: True if the user confirms that the consumers are stopped.
-        failover_s: the time after which a KCL lease that was not renewed has expired, in seconds.
     """
 
     kind: Kind | None
@@ -53,9 +51,6 @@ class ConsumersName:
 
 def other_consumers(arguments: ConsumersName, stream: ShardStream) -> OtherConsumers:
     """Open the other consumers of a stream.
-
-    Args:
-        arguments: identify the consumers.
 
     Raises:
         InvalidSetting: the kind reads another source than the stream, or the checkpoint location of
@@ -91,12 +86,7 @@ class SparkQuery:
     """A Structured Streaming query on a topic, with the progress in its checkpoint location.
 
     Args:
-        source: the topic.
         location: a folder, or the URI of a folder in an object store.
-        stopped: True if the user confirms that the query is stopped.
-
-    Raises:
-        InvalidSetting: the form of the location is not supported.
     """
 
     def __init__(self, source: KafkaSource, location: str, *, stopped: bool) -> None:

@@ -79,8 +79,6 @@ def report_of(
     """Return the content of a page.
 
     Args:
-        view: the current state of the group.
-        now: the time that the page shows.
         verified: True to verify journal and ledger.
     """
     from itertools import islice

@@ -69,12 +69,7 @@ def replay_shards(
     replaces: str | None,
     as_json: bool,
 ) -> None:
-    """Replay a span of the given shards, or of all, and print the result.
-
-    Raises:
-        UnknownShard: the group has no such shard.
-        RewriteRefused: a shard keeps its old output.
-    """
+    """Replay a span of the given shards, or of all, and print the result."""
     from dagster_leasehold.assets.rewriting.replay import replay_on_spark
     from dagster_leasehold.orchestration.resources import spark_of
 

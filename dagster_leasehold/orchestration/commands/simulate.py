@@ -42,9 +42,6 @@ class Result:
 
     Attributes:
         change: the change, as the user wrote it; `start` for the first nodes.
-        nodes: the number of live nodes.
-        shards: the number of consumable shards.
-        moves: the number of changes of owner.
         moves_minimum: the fewest changes of owner that any plan needs.
         seconds: the simulated time from the change until the last move.
         ownerless_s: the longest time that a shard from before the change had no live owner.
@@ -96,11 +93,7 @@ class SimulatedGroup:
         return self._settle("start", self._list)
 
     def change(self, text: str) -> Result:
-        """Apply a change, given as `KIND[:COUNT]`, and tick until no shard moves.
-
-        Raises:
-            InvalidSetting: the text is not valid, or the group has too few nodes or shards.
-        """
+        """Apply a change, given as `KIND[:COUNT]`, and tick until no shard moves."""
         match = _CHANGE.fullmatch(text)
         if match is None:
             raise InvalidSetting(

@@ -60,11 +60,7 @@ class Target:
 
     @cached_property
     def store(self) -> LeaseStore:
-        """The existing lease store; commands that only read do not create one.
-
-        Raises:
-            StoreUnavailable: there is no store yet, or the database does not answer.
-        """
+        """The existing lease store; commands that only read do not create one."""
         if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
             raise errors.StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: give another folder with "
@@ -82,11 +78,7 @@ class Target:
         return open_store(self.settings.store_url)
 
     def make_home(self) -> None:
-        """Create the home.
-
-        Raises:
-            InvalidSetting: the folder cannot be created.
-        """
+        """Create the home."""
         try:
             self.settings.home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -108,11 +100,7 @@ class Target:
         return replace(self.declared(name), group=self.group(name, group).key.group)
 
     def local_log(self, name: str | None) -> LocalLog:
-        """Return the local log of a declared stream, even if its files do not exist yet.
-
-        Raises:
-            InvalidSetting: the stream has another source.
-        """
+        """Return the local log of a declared stream, even if its files do not exist yet."""
         from dagster_leasehold.shard_sources.local_log import LocalLog
 
         declared = self.declared(name)
@@ -125,11 +113,7 @@ class Target:
         )
 
     def group(self, stream: str | None, group: str | None) -> Group:
-        """Return a stored consumer group of a stream; None means the declared group.
-
-        Raises:
-            UnknownGroup: the stream has no such group.
-        """
+        """Return a stored consumer group of a stream; None means the declared group."""
         declared = self.declared(stream)
         name = GroupName(group) if group is not None else declared.key.group
         groups = self.store.groups(declared.key.stream)
@@ -149,19 +133,11 @@ class Target:
         return owned(self.store, self.output(key))
 
     def output(self, key: GroupKey) -> OutputPlace:
-        """Return the place of a group's output.
-
-        Raises:
-            TableUnavailable: the catalog assigns it, and cannot be reached.
-        """
+        """Return the place of a group's output."""
         return self.settings.output_folder(key.stream, key.group, lambda: self.store)
 
     def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
-        """Return the lease rows of the given shards; without any, of all shards by rank.
-
-        Raises:
-            UnknownShard: the group has no such shard.
-        """
+        """Return the lease rows of the given shards; without any, of all shards by rank."""
         rows = {row.shard: row for row in self.store.snapshot(key).shards}
         ranked = sorted(rows, key=rank_key)
         for shard in shards or ():

@@ -75,13 +75,8 @@ class Page:
     """The state of the page.
 
     Attributes:
-        order: the name of the order.
-        reverse: True if the order is reversed.
-        tree: True if shards are shown below their parents.
         pattern: the filter; the name, state or node of each visible shard contains this text.
-        typing: True while the user types the pattern.
         offset: the number of shards above the first visible one.
-        ended: True once the user has quit.
     """
 
     order: str = "shard"
@@ -96,7 +91,6 @@ class Page:
         """Return the page after a key.
 
         Args:
-            key: a character, or a name of `ESCAPES`.
             lines: the number of shards that fit in the terminal.
         """
         if self.typing:
@@ -217,10 +211,7 @@ def rendered(
     """Return the page with a valid offset, and its visible content.
 
     Args:
-        page: the state of the page.
-        view: the newest reading; None before the first one.
         trouble: a sentence if the newest reading failed.
-        height: of the terminal, in lines.
     """
     from rich.console import Group
     from rich.text import Text

@@ -152,11 +152,7 @@ def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bo
 
 
 def duration(text: str) -> timedelta:
-    """Parse a duration: a number with the unit s, m, h or d.
-
-    Raises:
-        InvalidSetting: the text has another form.
-    """
+    """Parse a duration: a number with the unit s, m, h or d."""
     match = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
     if not match:
         raise InvalidSetting(

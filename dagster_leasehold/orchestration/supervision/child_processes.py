@@ -43,7 +43,6 @@ class ChildNote:
 
     Attributes:
         name: the name of the child, with an article.
-        process: the child, which leads its session.
         parent: the process that started the child and must end it.
         stop_timeout_s: the longest time that the child takes to stop, in seconds.
     """
@@ -72,12 +71,7 @@ class ChildNote:
 
 
 class RestartWaits:
-    """The exponential back-off between restarts of a child.
-
-    Args:
-        first_s: the shortest wait, in seconds.
-        max_s: the longest wait, in seconds.
-    """
+    """The exponential back-off between restarts of a child."""
 
     def __init__(self, first_s: float = PAUSE_FIRST_S, max_s: float = PAUSE_MAX_S) -> None:
         self._first_s = first_s
@@ -99,7 +93,6 @@ class SupervisedChild:
     """The supervision of a running child; the caller calls `check` about once a second.
 
     Args:
-        child: the child, already started.
         explained: exit codes after which the last line of the log has a remedy. The child is then
             restarted after the longest wait, and the same line is reported once.
     """
@@ -164,10 +157,6 @@ class ChildProcess:
 
     Args:
         name: its name in messages, with an article.
-        command: its program and arguments.
-        log: the file to append its output to.
-        environment: its environment.
-        folder: its working directory.
         stop_timeout_s: the time from SIGTERM to SIGKILL, in seconds.
         forked: True to run the program, a Python module, in a fork of this process if possible.
     """
@@ -251,8 +240,6 @@ class ChildProcess:
 
         Args:
             answers: returns True if the child answers; can block briefly.
-            timeout_s: the longest wait, in seconds.
-            poll_s: the pause between two calls of `answers`, in seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (code := self.exit_code()) is None:

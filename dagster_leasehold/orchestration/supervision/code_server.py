@@ -63,7 +63,6 @@ class AgentState:
     Attributes:
         place: the boot and PID namespace of the agent. In another place, a successor could not end
             the predecessor's runs, which keep sending heartbeats for the incarnation.
-        incarnation: the incarnation of the node.
         sessions: the leaders of its code servers' sessions.
         command: the command of the last code server.
         environment: the digest of the environment of its code servers.
@@ -108,13 +107,7 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class AdoptableServer:
-    """A code server that a killed agent left running.
-
-    Attributes:
-        process: the process of the server.
-        listen: the address that it listens on.
-        id: the id that it was started with.
-    """
+    """A code server that a killed agent left running."""
 
     process: ProcessIdentity
     listen: Endpoint
@@ -170,11 +163,7 @@ def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
 
 @contextmanager
 def node_lock(folder: Path, node: NodeName) -> Generator[None]:
-    """Lock a node's folder, so that only one agent uses it.
-
-    Raises:
-        NodeNameTaken: another agent uses the folder.
-    """
+    """Lock a node's folder; raise NodeNameTaken if another agent uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
     try:
@@ -196,11 +185,7 @@ class CodeServer:
     If the server is killed, its runs continue and keep their leases. `stop` ends them.
 
     Args:
-        module: the module of the definitions that it serves.
-        listen: the address that it listens on.
         folder: the folder of its log and of the agent's note.
-        environment: the environment of its process.
-        adoptable: the server of a killed agent, to adopt.
     """
 
     def __init__(

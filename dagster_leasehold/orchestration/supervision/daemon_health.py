@@ -131,11 +131,7 @@ def _unanswered(error: Exception) -> str:
 
 @contextmanager
 def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
-    """Serve the health pages of this process's daemon, and notify systemd's watchdog.
-
-    Raises:
-        InvalidSetting: a setting is not valid, or this host cannot listen on the address.
-    """
+    """Serve the health pages of this process's daemon, and notify systemd's watchdog."""
     from dagster_leasehold.orchestration.resources import deployment_of
     from dagster_leasehold.orchestration.settings import load_settings
 

@@ -53,7 +53,6 @@ def daemon(
     """Return Dagster's daemon with its code server, as a child that is not started.
 
     Args:
-        module: the module of the definitions.
         served_in: the folder of the code server's socket, for `webserver`; its path must be short.
     """
     folder_option = ["--folder", str(served_in)] if served_in else []
@@ -92,11 +91,7 @@ def wait_for_code(served_in: Path, background: ChildProcess, stop: Event) -> Non
 
 
 def wait_for_port(port: int, pages: ChildProcess, stop: Event) -> None:
-    """Wait until the webserver accepts connections or `stop` is set.
-
-    Raises:
-        LeaseholdError: the webserver has ended, or the timeout has passed.
-    """
+    """Wait until the webserver accepts connections or `stop` is set."""
 
     def answers() -> bool:
         if stop.is_set():

@@ -82,11 +82,7 @@ def make_forkable(command: str, environment: Mapping[str, str], modules: Iterabl
 
 
 def in_child_process(work: Callable[[], T]) -> T:
-    """Call `work` in a child process, and return its result.
-
-    Raises:
-        Exception: the exception that `work` raises.
-    """
+    """Call `work` in a child process, and return its result, or raise its exception."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     if (child := os.fork()) == 0:
         try:
@@ -109,10 +105,9 @@ def in_child_process(work: Callable[[], T]) -> T:
 def fork_of(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> Callable[[], NoReturn] | None:
-    """Return a `preexec_fn` for `Popen` that runs a program of Python in the fork.
+    """Return a `preexec_fn` for `Popen` that runs a Python program in the fork.
 
-    Returns:
-        None if `Popen` must start an interpreter.
+    It is None if `Popen` must start an interpreter.
     """
     if not loaded or threading.active_count() > 1:
         return None

@@ -80,13 +80,7 @@ class Stop(threading.Event):
 
 
 class ForkedProcess:
-    """A run's process, with the part of `multiprocessing.Process` that Dagster's server uses.
-
-    Args:
-        forker: the connection to the forking process.
-        target: the function that the process calls.
-        args: the arguments of the function.
-    """
+    """A run's process, with the part of `multiprocessing.Process` that Dagster's server uses."""
 
     def __init__(
         self, forker: Forker, target: Callable[..., object], args: Sequence[object]
@@ -114,11 +108,7 @@ class ForkedProcess:
 
 
 class Forker:
-    """The server's end of the pipe to the forking process, in place of `multiprocessing`.
-
-    Args:
-        pipe: the pipe to the forking process.
-    """
+    """The server's end of the pipe to the forking process, in place of `multiprocessing`."""
 
     Queue, Event = Messages, Stop
 

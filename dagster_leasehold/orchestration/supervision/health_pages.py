@@ -31,10 +31,6 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
 
     Args:
         at: the address to listen on; port 0 means any free port. The pages have no login.
-        checks: the check for each path.
-
-    Raises:
-        InvalidSetting: this host cannot listen on the address.
     """
 
     class Pages(BaseHTTPRequestHandler):

@@ -55,7 +55,6 @@ class Usage:
 
     Attributes:
         name: the name of the child process; its descendants are included.
-        processes: the number of processes.
         memory_bytes: the sum of their proportional set sizes, or without these, of their resident
             set sizes.
     """

@@ -73,9 +73,7 @@ class NodeAgent:
 
     Args:
         rows: the row to register in each group, without incarnation and address.
-        server: the node's code server.
         spark: keeps the node's Spark warm; None if another process does.
-        folder: the folder of the agent's state.
         advertised: the address of the code server for Dagster's daemon.
         leave_timeout_s: the longest time to transfer the shards and end the runs, in seconds.
     """

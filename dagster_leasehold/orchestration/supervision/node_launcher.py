@@ -52,11 +52,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         self._store: LeaseStore | None = None
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Start a run on the code server of its node.
-
-        Raises:
-            DagsterLaunchFailedError: the node has left, or its code server does not answer.
-        """
+        """Start a run on the code server of its node."""
         run = context.dagster_run
         node = node_of_launcher(run) or self._holder(run)
         if node is not None and withdrawn(self._instance, node):

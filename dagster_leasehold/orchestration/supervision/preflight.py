@@ -44,7 +44,6 @@ def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
 
     Args:
         home: the folder of the deployment; it need not exist.
-        needed_bytes: the required space, in bytes.
     """
     free = free_bytes(home)
     if free is not None and free < needed_bytes:
@@ -70,8 +69,6 @@ def reserved_port(
 
     Args:
         requested_port: the port; None for the first free port.
-        first: the first port to try.
-        host: the address to listen on.
         served: True if a server of ours already listens on the port.
 
     Raises:
@@ -98,11 +95,7 @@ def reserved_port(
 
 
 def check_folder(folder: Path | None = None) -> None:
-    """Check that the working folder, which Python searches first, does not hide our package.
-
-    Raises:
-        InvalidSetting: the folder contains another package with our name.
-    """
+    """Check that the working folder, which Python searches first, does not hide our package."""
     here = folder or Path.cwd()
     name = dagster_leasehold.__name__
     ours = Path(dagster_leasehold.__file__).resolve().parent
@@ -115,12 +108,7 @@ def check_folder(folder: Path | None = None) -> None:
 
 
 def check_spark(settings: Settings) -> None:
-    """Check that this host can start Spark, unless the settings name a remote Spark.
-
-    Raises:
-        JavaNotFound: there is no Java that Spark can run on.
-        SparkUnavailable: there is no bash.
-    """
+    """Check that this host can start Spark, unless the settings name a remote Spark."""
     from dagster_leasehold.assets.errors import SparkUnavailable
     from dagster_leasehold.assets.spark.spark_runtime import java_home
     from dagster_leasehold.assets.spark.spark_settings import is_remote

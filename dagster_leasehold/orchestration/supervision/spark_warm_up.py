@@ -114,9 +114,6 @@ def run_first_job(address: str, folder: Path) -> int:
     It is the job of a run without a transform, because each part of that job is slow the
     first time: planning in Python, forking workers, importing the modules that read and write. It
     does not warm up what DataFrames in transforms need in addition.
-
-    Returns:
-        The number of records that were written, which is 1.
     """
     from pyspark.sql import SparkSession
 
@@ -147,12 +144,7 @@ def run_first_job(address: str, folder: Path) -> int:
 
 
 def warm_up(folder: Path, conf: Mapping[str, str]) -> None:
-    """Start the server of a folder if none is running, and run a first job on it.
-
-    Raises:
-        SparkUnavailable: the server does not start.
-        JavaNotFound: there is no Java that Spark can run on.
-    """
+    """Start the server of a folder if none is running, and run a first job on it."""
     from dagster_leasehold.assets.spark.spark_session import connect_address
 
     address = connect_address(folder, conf)

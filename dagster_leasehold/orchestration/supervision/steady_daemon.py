@@ -72,7 +72,6 @@ class SteadyServer:
     """A code server at a Unix socket, restarted after it ends.
 
     Args:
-        module: the module of the definitions that it loads.
         folder: the folder of its socket; its path must be short, as the system limits socket paths.
     """
 
@@ -153,11 +152,7 @@ class SteadyServer:
 
 
 class ClockWatch:
-    """Detects backward steps of the wall clock, by comparison with a monotonic clock.
-
-    Args:
-        wall: the wall clock, in seconds.
-    """
+    """Detects backward steps of the wall clock, by comparison with a monotonic clock."""
 
     def __init__(self, wall: Clock, steady: Clock) -> None:
         self._wall, self._steady = wall, steady

@@ -25,7 +25,6 @@ def watchdog_notifier(
     """Notify systemd's watchdog within the block, while this process is healthy.
 
     Args:
-        unhealthy: the check of `/healthz`.
         environment: the variables, with the watchdog's socket, its timeout in microseconds, and the
             id of the process that must notify it.
     """
