@@ -19,6 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
+from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.data_files import ledger_file
+from dagster_leasehold.assets.output.table.maintenance import current_entries
 from dagster_leasehold.assets.rewriting import compaction
 from dagster_leasehold.assets.rewriting.compaction import Compactor, sorted_rows
 from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -307,6 +310,23 @@ def test_a_table_adopts_files_with_their_partitions(scene: Scene) -> None:
     lock: Any = scene.lock()
     scene.publisher().adopt(lock)
     scene.check(20)
+
+
+def test_a_restored_ledger_learns_partitions_and_order_from_the_table(tmp_path: Path) -> None:
+    columns = ("user", "bucket(4, n)", "day(event_time)")
+    scene = scene_of(tmp_path, partitioning=("shard_id", *columns), sort_order=("n desc",))
+    for compacts in (False, True):
+        scene.consume()
+        if compacts:
+            scene.compact()
+        scene.publish()
+        files = {file.path: file for file in scene.files().values()}
+        metadata, io = scene.metadata(), scene.publisher().group.io
+        for entry in current_entries(io, OpenTable(metadata, "")):
+            _, file = ledger_file(metadata, metadata.location, entry)
+            own = files.pop(file.path)
+            assert (dict(file.partition), file.sorted_by) == (dict(own.partition), own.sorted_by)
+        assert not files
 
 
 def test_nulls_and_nans_have_the_places_of_iceberg() -> None:
