@@ -70,7 +70,7 @@ class Scene:
 
     def begin(self) -> OutputPlace:
         """Begin a process: it has the place, and forgets what others knew of the catalog."""
-        table_access._held_by.cache_clear()
+        table_access._credentials_of.cache_clear()
         create_assigned_table(
             self.world.store, self.world.key, self.publishing.settings, self.catalog
         )
@@ -319,9 +319,9 @@ def test_credentials_are_shown_nowhere(scene: Scene, caplog: pytest.LogCaptureFi
     sent = [
         pickle.dumps(place),
         repr(place).encode(),
-        repr(table_access._held_by.__dict__).encode(),
+        repr(table_access._credentials_of.__dict__).encode(),
     ]
-    held = table_access._held_by(place.access)  # pyright: ignore[reportAttributeAccessIssue]
+    held = table_access._credentials_of(place.access)  # pyright: ignore[reportAttributeAccessIssue]
     sent += [repr(held).encode(), repr(held.newest()).encode()]
     messages: list[str] = []
     scene.service.given = [{"prefix": 7, "config": scene.sessions.issue("s3://x/y")}]
