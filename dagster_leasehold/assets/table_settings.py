@@ -5,94 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field
 
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, declared
+from dagster_leasehold.assets.partition_fields import (
+    PARTITION,
+    UNDIVIDED,
+    PartitionField,
+    Partitioning,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
 
 CATALOG_DEFAULT = "leasehold"
 NAMESPACE_DEFAULT = "leasehold"
-TIME_COLUMN, SHARD_COLUMN = "event_time", "shard_id"
-_PARTITION = r"(?:(\w+)|(year|month|day|hour)\((\w+)\)|(bucket|truncate)\((\d+), ?(\w+)\))"
-_PARTITION_FORM = re.compile(_PARTITION)
-PARTITION_FIELD = Field(json_schema_extra={"pattern": f"^{_PARTITION}$"})
+PARTITION_FIELD = Field(json_schema_extra={"pattern": f"^{PARTITION}$"})
 SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
 """Names of catalog properties that hold secrets, which only the environment can set."""
 _SORT = re.compile(r"(\w+)( asc| desc)?")
-WIDTH_MAX = 2**31 - 1
 _LEVEL = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionField:
-    """One field of a table's partitions.
-
-    Attributes:
-        column: its column.
-        transform: `identity`, `bucket`, `truncate`, `year`, `month`, `day` or `hour`.
-        width: the number of buckets, or the length or width of `truncate`; otherwise 0.
-    """
-
-    column: str
-    transform: str = "identity"
-    width: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the field that a text describes, such as `day(event_time)` or `bucket(16, user)`.
-
-        Raises:
-            InvalidSetting: the text does not describe a field.
-        """
-        match = _PARTITION_FORM.fullmatch(text)
-        column, time, of_time, form, width, of_form = match.groups() if match else [None] * 6
-        field = cls(column or of_time or of_form or "", time or form or "identity", int(width or 0))
-        if match is None or (form and not 0 < field.width <= WIDTH_MAX):
-            raise InvalidSetting(
-                f"The partitioning {shown(text)} is not valid: name a column, or use "
-                "day(column), also with year, month or hour, bucket(16, column) or "
-                "truncate(4, column)."
-            )
-        return field
-
-    def __str__(self) -> str:
-        """Return the text that `parse` reads."""
-        if self.width:
-            return f"{self.transform}({self.width}, {self.column})"
-        return self.column if self.transform == "identity" else f"{self.transform}({self.column})"
-
-    @property
-    def name(self) -> str:
-        """The name of the field in the table, as Spark names it."""
-        suffix = {"identity": "", "truncate": "_trunc"}.get(self.transform, f"_{self.transform}")
-        return f"{self.column}{suffix}"
-
-    @property
-    def of_source(self) -> bool:
-        """True for the shard and for times of the event time, which the ledger has per file."""
-        is_time = self.transform not in ("identity", "bucket", "truncate")
-        return str(self) == SHARD_COLUMN or (self.column == TIME_COLUMN and is_time)
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioning:
-    """The fields by which the rows of a batch are divided into files.
-
-    Attributes:
-        fields: all fields of the table; empty if files are not divided.
-        open_max: the most partitions into which a task divides the rows of a shard.
-    """
-
-    fields: tuple[PartitionField, ...] = ()
-    open_max: int = 0
-
-
-UNDIVIDED = Partitioning()
 
 
 def sort_text(order: Sequence[str]) -> str:

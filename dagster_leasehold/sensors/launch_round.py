@@ -271,7 +271,7 @@ class LaunchRounds:
         if early := len(eligible) - len(ready):
             notes.append(f"{_count(early)} waiting until a record is due")
         if finished:
-            notes.append(f"finished {_count(finished)} that were read to the end")
+            notes.append(f"finished {_count(finished)}, read to the end")
         if idle and not unread and not self._steps.notes:
             notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
         notes.append(f"active runs: {len(active)}")

@@ -34,6 +34,7 @@ DECLARATION = {
     "partitions",
     "run_process",
     "shard_stream",
+    "partition_fields",
     "table_settings",
 }
 # The imports that parts of a package can have of its other parts. A part is a folder or a module at

@@ -21,8 +21,8 @@ from dagster_leasehold.assets.output.worker_results import (
     WorkerFailed,
     result_rows,
 )
+from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
-from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.registry import reader_from_options

@@ -21,9 +21,9 @@ from dagster_leasehold.assets.errors import TransformError, TransformUnusable
 from dagster_leasehold.assets.output.attempts import file_name
 from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics, result_rows
+from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
-from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.registry import reader_from_options

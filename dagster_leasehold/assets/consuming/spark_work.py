@@ -21,11 +21,11 @@ from dagster_leasehold.assets.errors import (
 from dagster_leasehold.assets.guarding.job_watch import JobWatch, explained, watched
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.output.worker_results import worker_errors
+from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places.place import SIGNS_FOLDER, OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import is_plan_error, lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
-from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName

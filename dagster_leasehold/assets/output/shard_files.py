@@ -23,8 +23,8 @@ from dagster_leasehold.assets.output.output_file import (
 )
 from dagster_leasehold.assets.output.table.partition_values import Partition, partitioned
 from dagster_leasehold.assets.output.worker_results import WrittenFile
+from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning
 from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 

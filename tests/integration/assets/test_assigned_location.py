@@ -191,10 +191,11 @@ def test_a_catalog_that_is_away_holds_commits_and_loses_nothing(
     assert scene.read() == scene.expected(14)
 
 
+POINTS = (Failpoint.AFTER_TABLE, Failpoint.AFTER_INTENT, Failpoint.BEFORE_COMMIT)
+
+
 @long_lived
-@pytest.mark.parametrize(
-    "point", [Failpoint.AFTER_TABLE, Failpoint.AFTER_INTENT, Failpoint.BEFORE_COMMIT]
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_killed_between_the_table_and_the_first_commit(scene: Scene, point: Failpoint) -> None:
     with killed_at(point):
         scene.begin()

@@ -18,10 +18,10 @@ from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.output.shard_files import ShardFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.partition_fields import UNDIVIDED
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.table_settings import UNDIVIDED
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore

@@ -16,6 +16,7 @@ from tests.chaos import test_chaos
 from tests.chaos.incidents import AtFailpoint
 from tests.failpoints import Failpoint
 from tests.integration.assets import (
+    test_assigned_location,
     test_crash_windows,
     test_gaps_killed,
     test_publishing_killed,
@@ -51,6 +52,7 @@ def test_every_failpoint_is_used_by_a_kill_test() -> None:
     """Each of them is one of the places at which a test kills a process."""
     played = [incident for waves in test_chaos.ROUNDS for wave in waves for incident in wave]
     killed = {
+        *test_assigned_location.POINTS,
         *test_crash_windows.POINTS,
         *test_gaps_killed.POINTS,
         *test_planning_killed.POINTS,

@@ -21,7 +21,7 @@ def test_one_node_claims_everything_in_its_first_tick() -> None:
     (report,) = scene.tick(scene.rebalancer("a"))
     assert report.owned == {"a": tuple("01234567")}
     assert report.decisions[0] == "a joined"
-    assert report.decisions[1].startswith("a claimed shards 0, 1, 2, 3, 4, 5, 6, 7: 8 shards")
+    assert report.decisions[1].startswith("a claimed shards 0, 1, 2, 3, 4, 5, 6, 7: 8 consumable")
     assert report.rounds == 1
 
 

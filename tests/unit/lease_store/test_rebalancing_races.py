@@ -26,7 +26,7 @@ def test_a_shard_is_transferred_at_the_batch_boundary_of_its_holder() -> None:
     held = {shard: scene.open(shard).tenure for shard in "01"}
     (_, report) = scene.tick(a, b)
     assert report.owned["b"] == ()
-    assert "transfer 1 from a to b" in report.explanation
+    assert "shard 1 moves from a to b" in report.explanation
     view = scene.store.review([held["1"]])[ShardId("1")]
     assert view.current
     assert view.transfer_to == "b"

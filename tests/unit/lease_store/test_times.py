@@ -49,5 +49,5 @@ def test_a_time_is_printed_in_iso_8601_with_its_own_offset(moment: datetime) -> 
 
 
 def test_a_stored_text_that_is_no_time_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="not a time"):
         stored_time("20260131")

@@ -121,7 +121,7 @@ def test_the_doctor_checks_the_instance_of_the_environment(
     """A project with its own Dagster has none in Leasehold's home."""
     _, parts = examined(home, capsys)
     assert parts["dagster"]["health"] == "warning"
-    assert "DAGSTER_HOME names no" in parts["dagster"]["text"]
+    assert "or in DAGSTER_HOME" in parts["dagster"]["text"]
     assert "daemon" not in parts
     own = create_instance(Settings(home=tmp_path / "project"))
     monkeypatch.setenv("DAGSTER_HOME", str(own))

@@ -99,7 +99,7 @@ def test_vacuum_expires_output_and_removes_its_old_files(
     output, _ = run(capsys, "vacuum", "demo", "--expire-days", "30")
     assert "Dropped 4 ledger rows" in output
     assert "Removed 0 files" in output, "somebody may have listed them a moment ago"
-    assert "kept 2 committed, 4 younger" in output
+    assert "Kept 2 committed files, 4 younger files" in output
     age(home)
     output, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--json")
     answer = json.loads(output)

@@ -31,7 +31,7 @@ def test_a_gap_is_listed_and_accepted(
     (gap,) = json.loads(output_of(capsys, "gap", "list", "demo", "--json"))
     assert (gap["shard"], gap["start"], gap["end"]) == ("0", "10", "15")
     assert (gap["acknowledged"], gap["skipped"]) == (False, False)
-    assert "holds" in output_of(capsys, "gap", "list")
+    assert "held at it" in output_of(capsys, "gap", "list")
     assert "has no gap" in output_of(capsys, "gap", "ack", "demo", "1")
     accepted = output_of(capsys, "gap", "ack", "demo", "0")
     assert accepted == (

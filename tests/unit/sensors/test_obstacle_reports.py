@@ -95,7 +95,7 @@ def test_only_a_changed_reason_is_reported(instance: dg.DagsterInstance) -> None
     for error in (REFUSED, REFUSED, "It is away.", "It is away."):
         fail(scene, error)
         reasons += [why for _, why in later_outcomes(instance, scene, 1)]
-    assert [why.partition(" again: ")[2] for why in reasons] == [REFUSED, "It is away."]
+    assert [why.partition(" retries: ")[2] for why in reasons] == [REFUSED, "It is away."]
 
 
 def test_several_shards_are_counted_and_listed(instance: dg.DagsterInstance) -> None:

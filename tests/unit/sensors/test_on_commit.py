@@ -197,7 +197,7 @@ def test_a_deployment_declared_dead_settles_nothing(scene: Scene) -> None:
 
 def test_a_deployment_without_a_live_node_delivers_nothing(scene: Scene) -> None:
     scene.commit(X)
-    assert "is alive" in scene.delivery(NodeName("c")).tick("").explanation
+    assert "No live node" in scene.delivery(NodeName("c")).tick("").explanation
     assert scene.calls == []
 
 

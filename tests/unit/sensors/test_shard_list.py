@@ -56,7 +56,7 @@ def test_an_unchanged_list_costs_no_statement_and_is_stored_again_regularly(inst
     run_step(step, instance)
     before = store.statements.total()
     for _ in range(TICKS_BETWEEN_REPEATS - 1):
-        assert "as before" in run_step(step, instance).line
+        assert "unchanged" in run_step(step, instance).line
     assert store.statements.total() == before
     run_step(step, instance)
     assert store.statements.total() > before

@@ -20,8 +20,8 @@ from dagster_leasehold.assets.output.table.schemas import (
     sort_orders,
     time_field,
 )
-from dagster_leasehold.assets.table_settings import SHARD_COLUMN
-from dagster_leasehold.assets.table_settings import PartitionField as Field
+from dagster_leasehold.assets.partition_fields import SHARD_COLUMN
+from dagster_leasehold.assets.partition_fields import PartitionField as Field
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
 

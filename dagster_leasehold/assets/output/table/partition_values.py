@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.table_settings import SHARD_COLUMN, TIME_COLUMN, PartitionField
+from dagster_leasehold.assets.partition_fields import SHARD_COLUMN, TIME_COLUMN, PartitionField
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.shard_sources.event_times import outside_calendar, without
 

@@ -18,8 +18,9 @@ from dagster_leasehold.assets.output.table.columns import (
     columns_of,
     stored_schema,
 )
-from dagster_leasehold.assets.table_settings import SHARD_COLUMN, TIME_COLUMN, sort_text
-from dagster_leasehold.assets.table_settings import PartitionField as Field
+from dagster_leasehold.assets.partition_fields import SHARD_COLUMN, TIME_COLUMN
+from dagster_leasehold.assets.partition_fields import PartitionField as Field
+from dagster_leasehold.assets.table_settings import sort_text
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec

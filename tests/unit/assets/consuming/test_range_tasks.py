@@ -18,9 +18,10 @@ from dagster_leasehold.assets.consuming import exact_records, range_tasks
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
 from dagster_leasehold.assets.output.worker_results import error_of
+from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places import local_place as local_module
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
-from dagster_leasehold.assets.table_settings import UNDIVIDED, Partitioning, TableSettings
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.local_log import format as local_log_format

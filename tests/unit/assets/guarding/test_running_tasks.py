@@ -157,7 +157,7 @@ def test_a_run_without_cores_logs_it_and_releases_its_shards_with_a_sentence(
         "core: add workers, or give other applications fewer cores. The run waits for "
         "stall_limit_s at most."
     ]
-    assert "while it waited for a free core of Spark (spark://host:7077), so that" in str(
+    assert "while it waited for a free core of Spark (spark://host:7077), so it" in str(
         caught.value
     )
 

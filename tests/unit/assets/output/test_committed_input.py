@@ -138,7 +138,7 @@ def test_an_unknown_time_column_is_one_sentence(world: World) -> None:
     def hourly(orders: pa.Table) -> int:
         return orders.num_rows
 
-    assert "no column 'at'" in load(world, hourly, "2026-03-01-12:00")
+    assert "no time column 'at'" in load(world, hourly, "2026-03-01-12:00")
 
 
 def test_a_value_is_not_stored(world: World) -> None:

@@ -208,7 +208,7 @@ def test_widened_columns_have_the_types_of_the_table(world: World) -> None:
 
 
 def test_an_unknown_time_column_is_one_sentence(world: World) -> None:
-    with pytest.raises(OutputUnreadable, match="no column 'at'"):
+    with pytest.raises(OutputUnreadable, match="no time column 'at'"):
         dataset(world, span=EventSpan(since=NOON), time_column="at")
 
 

@@ -149,7 +149,7 @@ def test_a_replay_with_a_hanging_source_releases_its_claims(
     monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=ManualClock(step_s=301.0)))
     reports = on_spark.replay()
     for report in reports.values():
-        assert "while it waited for the source to plan a batch of shard 0, so that" in report.error
+        assert "while it waited for the source to plan a batch of shard 0, so it" in report.error
     assert scene.store.rewrites(scene.key) == []
     assert scene.today.sweeps == []
 

@@ -23,7 +23,7 @@ from pyiceberg.types import (
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.table.partition_values import partitioned
-from dagster_leasehold.assets.table_settings import PartitionField
+from dagster_leasehold.assets.partition_fields import PartitionField
 from dagster_leasehold.lease_store.errors import InvalidSetting
 
 EPOCH = date(1970, 1, 1)
