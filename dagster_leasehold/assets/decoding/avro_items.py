@@ -1,7 +1,7 @@
 """The items of Avro values, each read from many values at once into an Arrow array.
 
-`avro_schemas` makes them from a schema. The types of the arrays are those that a table has: times
-are in microseconds, for example.
+`avro_schemas` makes them from a schema. The arrays have types that a table can have; for example,
+times are in microseconds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _pc: Any = pyarrow.compute
 
 NUMBER_BYTES_MAX = 10
 ROUNDS_MAX = 64
-"""If fewer values than this have more items than this in a list, another decoder reads them."""
+"""If fewer than this many values have a list longer than this, another decoder reads them."""
 EMPTY_ITEMS_MAX = 10_000
-"""The most items of a list whose items take no bytes."""
+"""The most items in a list whose items occupy no bytes."""
 DECIMAL_BYTES_MAX = 16
 
 
@@ -64,7 +64,7 @@ class NumberItem(Item):
 
     Attributes:
         within: the smallest and the largest number.
-        times: the factor from its unit to that of the type; a fraction divides and rounds down.
+        times: the factor from its unit to the type's unit; a fraction divides and rounds down.
     """
 
     within: tuple[int, int] = (-(2**63), 2**63 - 1)
@@ -91,7 +91,7 @@ class NumberItem(Item):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedItem(Item):
-    """A float, a boolean, or bytes of fixed width; `width` and `form` are those of numpy."""
+    """A float, a boolean, or bytes of fixed width; `width` and `form` describe numpy's type."""
 
     width: int = 1
     form: str = "u1"
@@ -156,7 +156,7 @@ class DecimalItem(Item):
             np.where(lengths > DECIMAL_BYTES_MAX, 0, at),
             np.minimum(lengths, DECIMAL_BYTES_MAX),
         )
-        # From the last byte to the first, which Avro has in the other order than Arrow.
+        # Read from the last byte to the first: Avro is big-endian, Arrow little-endian.
         from_end = np.arange(DECIMAL_BYTES_MAX)
         places = (at + lengths)[:, None] - 1 - from_end
         digits = cursors.data[np.maximum(places, at[:, None])]
@@ -187,7 +187,7 @@ class UuidItem(Item):
 
 @dataclass(frozen=True, kw_only=True)
 class OptionalItem(Item):
-    """A union of null and one other type; `place` is the place of the other type."""
+    """A union of null and one other type; `place` is the index of the other type."""
 
     item: Item
     place: int = 1
@@ -328,7 +328,7 @@ def as_text(values: pa.Array, fail: Callable[[Mask], None]) -> pa.Array:
 
 
 def _within(cursors: Cursors, rows: Rows, places: Any, count: int) -> Any:
-    """Return places below a count; values with another place are bad and get the first."""
+    """Return places below a count; a value with any other place is bad and gets place 0."""
     if len(places) and (places.min() < 0 or places.max() >= count):
         outside = (places < 0) | (places >= count)
         cursors.fail(rows, outside)

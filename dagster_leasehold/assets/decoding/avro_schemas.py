@@ -55,7 +55,7 @@ _DEBEZIUM = {
     "io.debezium.time.MicroTimestamp": "local-timestamp-micros",
     "io.debezium.time.NanoTimestamp": "local-timestamp-nanos",
 }
-"""The logical types of Debezium's own names of types."""
+"""Debezium's type names, and the logical type of each."""
 _NUMBERS = (pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _PLAIN: dict[str, Item] = {
     "null": NullItem(kind=pa.null(), reach=0, least=0),
@@ -74,7 +74,7 @@ class AvroDecoder:
 
     Args:
         schema: the schema, as JSON.
-        references: schemas that it names, as JSON, each after those that it names itself.
+        references: schemas that it names, as JSON, each after the schemas that it names itself.
         name: the schema in messages, such as `schema 7`.
 
     Raises:
@@ -119,7 +119,7 @@ class AvroDecoder:
     def _with_left(
         self, payloads: Payloads, columns: list[pa.Array], left: Mask, bad: Mask
     ) -> list[pa.Array]:
-        """Decode the left values one by one, and insert them into the columns."""
+        """Decode the values in `left` one by one, and insert them into the columns."""
         numbers = np.flatnonzero(left)
         kind = pa.struct([*self.fields])
         rows: list[pa.Array] = []
@@ -239,7 +239,7 @@ def _fixed(width: int) -> Item:
 
 
 def _logical(schema: Mapping[str, Any]) -> Item | None:
-    """Return the item of a logical type; None if there is none, or it is not known."""
+    """Return the item of a logical type; None if the schema has no known one."""
     logical, kind = schema.get("logicalType"), schema["type"]
     logical = logical or _DEBEZIUM.get(schema.get("connect.name", ""))
     if logical == "decimal":
@@ -278,7 +278,7 @@ def _decimal(schema: Mapping[str, Any]) -> Item | None:
 
 
 def _plainly_read(item: Item) -> bool:
-    """Return True if a value from fastavro determines its type in each union."""
+    """Return True if a value from fastavro shows the type that it has in each union."""
     match item:
         case UnionItem():
             return not pa.types.is_struct(item.kind)

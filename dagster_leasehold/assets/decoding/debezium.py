@@ -31,7 +31,7 @@ class DebeziumDecoder:
         name: the name of the schema for messages.
 
     Raises:
-        SchemaUnusable: the schema is not that of an envelope.
+        SchemaUnusable: the schema does not describe an envelope.
     """
 
     def __init__(self, envelopes: Decoder, name: str) -> None:

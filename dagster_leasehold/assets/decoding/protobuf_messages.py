@@ -220,7 +220,7 @@ def _entry(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor]:
 
 
 def _column(messages: Sequence[Any], field: FieldDescriptor, kind: Any) -> pa.Array:
-    """Return a field of some messages, in which None stands for an absent message."""
+    """Return a field of some messages as a column; None stands for an absent message."""
     name = field.name
     if _is_map(field):
         key, value = _entry(field)
@@ -244,7 +244,7 @@ def _column(messages: Sequence[Any], field: FieldDescriptor, kind: Any) -> pa.Ar
 
 
 def _values(values: list[Any], field: FieldDescriptor, kind: Any) -> pa.Array:
-    """Return the values of a field, one for each."""
+    """Convert values of a field to a column; None becomes null."""
     message = field.message_type
     if message is None:
         if field.enum_type is not None:
@@ -266,7 +266,7 @@ def _values(values: list[Any], field: FieldDescriptor, kind: Any) -> pa.Array:
 
 
 def _microseconds(moment: Any) -> int:
-    # Arrow has 64 bits; times outside the calendar are found later.
+    # Arrow's times have 64 bits; times outside the calendar are detected later.
     most = 2**62
     return max(-most, min(most, moment.seconds * 1_000_000 + moment.nanos // 1_000))
 

@@ -55,9 +55,9 @@ class SchemaRegistry:
     """The access to a registry; it can be sent to other processes, and has no secrets.
 
     Attributes:
-        url: its address, or several separated by commas; if empty, an environment variable has it.
+        url: its address, or several separated by commas; empty to use an environment variable.
         client: properties of Confluent's client, as pairs.
-        secrets: secret properties, each with the name of the environment variable with its value.
+        secrets: secret properties, each with the environment variable that contains its value.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""Confluent's wire format: a byte 0 and the number of the schema, before each value.
+"""Confluent's wire format: a zero byte and the schema's id, before each value.
 
 Before a Protobuf value there is also the path of its message type in the schema.
 """
