@@ -57,7 +57,8 @@ class NewFile(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Make the content durable, and close the file. In an object store it appears now."""
+        """Make the content durable, and close the file. In an object store, the file appears
+        now."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -204,7 +205,7 @@ class OutputPlace(ABC):
         """Record the current time as the time when these files were replaced."""
 
     def replaced_ns(self) -> Mapping[str, int]:
-        """Return the times when files were replaced; empty if `modified_ns` returns them."""
+        """Return the time when each file was replaced; empty if `modified_ns` has these times."""
         return {}
 
     def drop_replaced(self, before_ns: int) -> None:

@@ -26,7 +26,8 @@ def new_client(scheme: str, root: str, arguments: Mapping[str, Any] = NOTHING) -
 
     Args:
         root: the bucket, Azure's `container@account…`, or Hadoop's name node.
-        arguments: arguments of Arrow's client, such as credentials; the platform has the rest.
+        arguments: arguments of Arrow's client, such as credentials; the rest come from the
+            platform.
     """
     from pyarrow import fs
 

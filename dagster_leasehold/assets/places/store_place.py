@@ -5,7 +5,7 @@ to sync. The age of an object cannot be changed: a separate object lists the fil
 replaced, and vacuum uses its age as theirs.
 
 Credentials come from the environment or the platform, as for the store's own tools, or from the
-catalog of the table that is here.
+catalog of the table at this place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoreFile(NewFile):
 
     @override
     def written(self) -> int:
-        # Only `sync` waits for the upload; a flush would, too.
+        # No flush: it would wait for the upload, which only `sync` does.
         return self.sink.tell()
 
     @override
