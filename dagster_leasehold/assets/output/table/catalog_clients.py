@@ -83,7 +83,7 @@ def answered(
         try:
             answer.set_result(request())
         except ValidationError as error:
-            # It repeats the parts of the reply, which can be credentials.
+            # The error quotes the reply, which can contain credentials.
             fields = {".".join(map(str, each["loc"])) for each in error.errors()}
             refused = ", ".join(sorted(fields))
             answer.set_exception(ValueError(f"its reply is not valid in {refused}"))
@@ -103,7 +103,7 @@ def answered(
 
 
 def reason(error: Exception, name: str) -> str:
-    """Return a catalog's error as text without secrets, which a service's reply can contain."""
+    """Return a catalog's error as text, without the secrets that a service's reply can contain."""
     from pyiceberg.utils.config import Config
 
     text = str(error)

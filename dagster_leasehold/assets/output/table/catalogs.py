@@ -64,7 +64,8 @@ class TableCatalog(Protocol):
         """Return a state of the table that is newer than the result of `find`, or None.
 
         There is a newer state if the catalog was restored from a backup together with the ledger,
-        or if a publisher was killed before it committed. Its batches are committed in both cases.
+        or if a publisher was killed before it committed. In both cases, the batches of that state
+        are committed.
         """
         ...
 
@@ -139,9 +140,9 @@ class LeaseDatabaseCatalog(TableCatalog):
     def newest_state(self) -> OpenTable | None:
         """Compare the metadata files that are not older than the file that the pointer names.
 
-        Of files with the same number of publications, only the file with the highest epoch may be
-        committed: a lock with an earlier epoch can no longer commit. If a group continues from
-        a restored pointer, its new files take precedence over the older ones.
+        Of files with the same number of publications, only the file with the highest epoch counts:
+        a lock with an earlier epoch can no longer commit. If a group continues from a restored
+        pointer, its new files take precedence over the older ones.
         """
         pointer = None if self.name is None else self.store.table_pointer(self.name)
         times = self.io.modification_times(METADATA_FOLDER)
@@ -192,8 +193,8 @@ class LeaseDatabaseCatalog(TableCatalog):
             previous = (entry.metadata_file for entry in table.metadata.metadata_log)
             self.io.discard(each for each in previous if each not in current)
         elif not isinstance(outcome, LockOver):
-            # The transaction failed, so nothing names the staged files. If the lock is over, it can
-            # have succeeded with a lost reply, so the files stay.
+            # The transaction failed, so nothing names the staged files. They stay if the lock is
+            # over: the transaction may have succeeded although its reply was lost.
             self.io.discard([at, *staging.written])
         if isinstance(outcome, PointerMoved):
             raise PublicationRefused(

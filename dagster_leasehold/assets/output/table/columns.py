@@ -155,11 +155,11 @@ class ColumnAgreement:
     def agree_decoded(
         self, files: Iterable[Sequence[Column]], schemas: Sequence[str]
     ) -> TableColumns:
-        """Agree on the columns of files, whose records these schemas decoded.
+        """Agree on the columns of files whose records were decoded with these schemas.
 
         Raises:
             TransformError: as `agree`.
-            SchemaUnusable: the same, if there are schemas.
+            SchemaUnusable: instead, if there are schemas.
         """
         try:
             return self.agree(files)

@@ -7,9 +7,9 @@ per existing file, and few names.
 Consumption, publishing and rewriting continue at the same time, without false differences:
 
 1. Cursors and snapshot are read as a consistent state, with no publication in between. A snapshot
-   does not change, and later batches are behind the cursors.
+   does not change, and later batches lie beyond the cursors.
 2. A later change to published output appears as files on one side only. Files of changes that wait
-   for publication at the state are expected.
+   for publication in that state are expected.
 3. The remaining differences are compared again at a new state. By then, a change has reached both
    sides or waits for publication. A file that the table has lost is still missing.
 
@@ -39,7 +39,7 @@ from dagster_leasehold.lease_store.publication_rows import Publication, TableCha
 
 SUMS = 1 << 16
 DIFFERENCES_MAX = 1_000
-"""The most sums whose files are compared by name, which is about the most reported differences."""
+"""The most sums whose files are compared by name, and so roughly the most differences reported."""
 READS_MAX = 10
 LOOKUPS_MAX = 1_000
 """The most files that are looked up one by one."""
@@ -49,7 +49,7 @@ _MASK = (1 << 64) - 1
 FileEntry = tuple[str, int]
 """The path of a file in the ledger, and the number of its records."""
 Differences = Mapping[FileEntry, int]
-"""The number of times that each file is in the ledger, minus those in the table."""
+"""The number of times that each file is in the ledger, minus the number in the table."""
 _Item = TypeVar("_Item")
 
 
@@ -84,8 +84,8 @@ class _Sides:
     Attributes:
         unequal: the indexes of the sums that are not zero.
         foreign: the number of files that another program wrote.
-        records: the number of records in files of the ledger, minus those in files of the table,
-            without files that are expected on one side.
+        records: records in the ledger's files minus records in the table's files, without files
+            that are expected on one side.
         lookups: paths of the table that are missing in the listing, up to a limit.
         others: the number of further such paths.
     """

@@ -1,6 +1,6 @@
 """The event time up to which a snapshot is complete.
 
-The rule is that of hourly assets (`rules.event_frontier`), applied to the records in the table:
+The rule of hourly assets (`rules.event_frontier`) is applied to the records in the table:
 
 1. Before a publisher takes the lock, it reads the shards: first from the lease tables, then from
    the source. So if a parent is finished in the lease tables, the source lists its children.

@@ -2,8 +2,8 @@
 
 The bounds come from the writer. A file is in a partition if all its records are. The records of a
 file belong to one shard; they belong to one day if their event times are known and on that day. The
-writer divides records into files by the other fields, and records their values. A file of several
-partitions gets the spec that has only the shard, and readers exclude it by its bounds.
+writer divides records into files by the other fields, and stores the field values. A file of
+several partitions gets the spec that has only the shard, and readers exclude it by its bounds.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def table_conflict(
 ) -> str | None:
     """Return a sentence if another program has changed the records of a table, or None.
 
-    The time does not depend on the size of the table.
+    The check takes the same time for a table of any size.
     """
     table = f"the table {name.namespace}.{name.name}"
     if metadata is None:

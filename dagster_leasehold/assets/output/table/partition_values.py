@@ -33,8 +33,8 @@ def partitioned(
 ) -> Iterator[tuple[Partition, pa.RecordBatch]]:
     """Yield the rows of each partition, in order; the rows have the types of a table.
 
-    A column that the rows lack is null. The result does not have the shard. It does not have the
-    fields of an event time without a time zone either, which a table does not use as event time.
+    A column that the rows lack is null. The result lacks the shard. It also lacks the fields of an
+    event time without a time zone, which a table does not use as event time.
 
     Raises:
         TransformError: a column cannot be partitioned in this way.
@@ -226,4 +226,4 @@ _TRANSFORMS: Mapping[str, Ways] = {
     ),
     "hour": (("is_timestamp", lambda column, _: _periods(column, _HOUR_US)),),
 }
-"""The transforms, by predicates of Arrow on the types that they take."""
+"""For each transform: Arrow's predicates on column types, and the function for each."""

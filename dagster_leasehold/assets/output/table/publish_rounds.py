@@ -44,7 +44,7 @@ LOCK_BUDGET_S = 20.0
 CLEANING_EVERY_S = 3_600.0
 """The interval between two removals of orphaned metadata, in seconds."""
 HELD_MAX_S = 300.0
-"""The time after which a lock of the own node counts as abandoned, in seconds."""
+"""The time after which a lock of this process's node counts as abandoned, in seconds."""
 RETRY_EVERY_S = 1.0
 """The interval between a run's retries after a failed publication, in seconds."""
 JOIN_TIMEOUT_S = 5.0
@@ -63,8 +63,8 @@ class PublishRounds:
         nodes: called before a publication.
         run: the id of the run; empty for the sensor, which also removes orphaned metadata.
         now: the wall clock, which measures the interval since another process published.
-        early_s: the time before the due time from which a tick publishes, because the next tick
-            would be late, in seconds.
+        early_s: how long before the due time a tick can publish, in seconds, because the next tick
+            would be late.
         jitter: returns the fraction by which to shorten a wait after a failure, in [0, 1), so that
             publishers that were refused together do not retry together.
         snapshot: the newest snapshot of the table, as last read by this process.
@@ -197,7 +197,7 @@ class PublishRounds:
         return report
 
     def _is_abandoned(self, before: Publication) -> bool:
-        """Return True if no process uses the lock of an own node."""
+        """Return True if no process uses the lock that a node of this process holds."""
         if before.run == self.run or (before.run and self.ended(before.run)):
             return True
         epoch, since_s = self._observed_lock

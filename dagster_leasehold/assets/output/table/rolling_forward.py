@@ -6,7 +6,8 @@ is before this end, or whose files differ, follows the table:
 1. The first batch with files that the table lacks, and all later batches, are removed: they were
    replaced after the backup, or consumed again after the restoration.
 2. They are replaced with the files of the table that the other batches do not name.
-3. Files in quarantine are not in the table: the ledger keeps those in its rows, and loses others.
+3. Files in quarantine are not in the table. The ledger keeps the files that its rows name, and
+   loses the others.
 
 A shard that was consumed beyond its end in the table keeps its ledger; the table follows it.
 """
