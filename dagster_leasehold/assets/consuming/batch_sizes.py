@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.source import Limits
 FIRST = Limits(records_max=100_000, bytes_max=64 * 1024 * 1024)
 BATCH_TARGET_S = 10.0
 HANDOFF_FRACTION = 0.25
-"""A batch should take at most this fraction of the longest transfer."""
+"""A batch should take at most this fraction of `handoff_limit_s`."""
 CHANGE_MAX = 4.0
 FILLED = 0.5
 """A batch that fills this fraction of its limits indicates more unread records."""
@@ -66,7 +66,7 @@ class BatchSizes:
         if (is_behind and scale > previous) or (took_s > target_s and not starting):
             self._scale = min(max(scale, previous / CHANGE_MAX), previous * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
-        # At the stream's limits, batches grow less than the scale.
+        # Near the stream's limits, a batch grows by less than the scale.
         grown = fill / self._fill(batches) if is_behind else 1.0
         self._expected_s = took_s * max(1.0, grown)
 

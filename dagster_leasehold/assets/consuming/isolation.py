@@ -118,7 +118,7 @@ class Isolation:
     def next_part(self, open_: OpenShard) -> NextRange | None:
         """Return the next part of a suspected range after a part was committed.
 
-        None if no record can be read now.
+        The result is None if no record can be read now.
         """
         suspicion = open_.suspicion or Suspicion()
         part = self._first(open_, suspicion.next_size())

@@ -1,4 +1,4 @@
-"""Checks that a log is still the log of a group's cursors.
+"""Detects a log that was deleted and recreated since its group stored cursors.
 
 A topic can be deleted and recreated under its name. Once the new topic has enough records, the
 group's offsets would point into it, and the records before them would be skipped silently. So the

@@ -116,8 +116,8 @@ class Opening:
                 key, ready, self.node, self.run, replaces=self.replaces
             )
         except StoreError as error:
-            # A call per shard would wait as long. If only the reply was lost, it would find its own
-            # tenure open.
+            # One call per shard would wait as long again. If only the reply was lost, each call
+            # would find this run's own tenure open.
             self.shards.unanswered = True
             for shard in ready:
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))

@@ -1,8 +1,8 @@
 """One Spark job whose tasks read, transform and write ranges in Python workers.
 
 `spark_sweeper` runs it for streams without a transform, or with an Arrow transform. A shard that
-fails does not affect the others, so the job is never repeated for them. If the source can divide
-ranges, parallel tasks share a long range; its files are listed in record order.
+fails does not affect the others, so the job is never repeated. If the source can divide ranges,
+parallel tasks share a long range; its files are listed in record order.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class _Task:
     def _bad_record(self, records: pa.Table) -> str | None:
         """Return the cursor of the first record for which the transform raises, found by halving.
 
-        None if the transform raises only for several records together.
+        The result is None if the transform raises only for several records together.
         """
         if not self._raises_at(records):
             return None

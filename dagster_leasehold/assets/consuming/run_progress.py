@@ -78,7 +78,7 @@ def records_read(reports: Iterable[ConsumptionReport]) -> int | None:
 
 
 def read_text(reports: Collection[ConsumptionReport]) -> str:
-    """Return the number of records that a run has read or, if unknown, of its batches."""
+    """Return how many records a run has read or, if unknown, how many batches."""
     records = records_read(reports)
     batches = sum(report.batches for report in reports)
     return _count(batches, "batch", "batches") if records is None else f"{records:,}"

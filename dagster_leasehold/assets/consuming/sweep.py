@@ -106,7 +106,8 @@ class Retry:
         searched: True if the range is searched for a bad record, and can be divided.
         set_aside: the reason why its records go to quarantine without the transform; otherwise
             empty.
-        unread: True if they go there without their bytes, because reading them failed as well.
+        unread: True if the records go there without their bytes, because reading them failed as
+            well.
     """
 
     range_: ReadRange
