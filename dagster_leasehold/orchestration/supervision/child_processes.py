@@ -34,7 +34,7 @@ CODE_UNKNOWN = 256
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""A child that runs for longer, in seconds, resets the back-off of its restarts."""
+"""A child that runs for longer than this, in seconds, resets the back-off of its restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class SupervisedChild:
     """The supervision of a running child; the caller calls `check` about once a second.
 
     Args:
-        explained: exit codes after which the last line of the log has a remedy. The child is then
+        explained: exit codes whose remedy is in the last line of the log. The child is then
             restarted after the longest wait, and the same line is reported once.
     """
 
@@ -295,7 +295,7 @@ class ChildProcess:
         if process.poll() is None:
             process.wait()
         self._process = None
-        # Someone can have deleted the folder.
+        # The folder may have been deleted.
         self._note.unlink(missing_ok=True)
 
     @staticmethod

@@ -90,7 +90,7 @@ class DaemonHealth:
         return ""
 
     def not_ready(self) -> str:
-        """Return the current problem, which can end without a restart; empty without one."""
+        """Return the current problem, which can end without a restart; empty if there is none."""
         return self.unhealthy() or self._trouble
 
     def _behind(self) -> str:

@@ -50,7 +50,7 @@ def daemon(
     module: str = DEFINITIONS_MODULE,
     served_in: Path | None = None,
 ) -> ChildProcess:
-    """Return Dagster's daemon with its code server, as a child that is not started.
+    """Return Dagster's daemon with its code server, as a child that is not started yet.
 
     Args:
         served_in: the folder of the code server's socket, for `webserver`; its path must be short.
@@ -68,7 +68,7 @@ def daemon(
 def webserver(
     settings: Settings, environment: Mapping[str, str], port: int, served_in: Path
 ) -> ChildProcess:
-    """Return Dagster's webserver for this host, as a child that is not started.
+    """Return Dagster's webserver for this host, as a child that is not started yet.
 
     `served_in` is the folder of the code server's socket and workspace file.
     """

@@ -1,8 +1,8 @@
 """The processes that `leasehold` commands started on a home, and how they end after a kill.
 
 As a program (`python -m` this module, with a home and the identity of the command), it is the guard
-of a command: it waits until its standard input closes. Without `GOODBYE` there, the command was
-killed, and the guard ends the command's processes.
+of a command: it waits until its standard input closes. If it closes without `GOODBYE`, the command
+was killed, and the guard ends its processes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Usage:
 
     Attributes:
         name: the name of the child process; its descendants are included.
-        memory_bytes: the sum of their proportional set sizes, or without these, of their resident
-            set sizes.
+        memory_bytes: the sum of their proportional set sizes; if these are unknown, of resident set
+            sizes.
     """
 
     name: str
@@ -95,7 +95,7 @@ def end_leftovers(home: Path) -> list[str]:
             continue
         if end_session(note.process, note.stop_timeout_s):
             names.append(note.name)
-        # Another command can have written its note to this path since.
+        # Another command may have written its note to this path since.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
     return names

@@ -113,7 +113,7 @@ def run_first_job(address: str, folder: Path) -> int:
 
     It is the job of a run without a transform, because each part of that job is slow the
     first time: planning in Python, forking workers, importing the modules that read and write. It
-    does not warm up what DataFrames in transforms need in addition.
+    does not load the parts of Spark that only transforms of DataFrames need.
     """
     from pyspark.sql import SparkSession
 

@@ -8,8 +8,8 @@ in that folder, so that a webserver can use the same server. With `--health HOST
 health pages.
 
 Dagster schedules by the wall clock. If the clock is set back by an hour, Dagster's daemon ticks no
-sensor and starts no run for an hour. So this module then deletes the times of last ticks that are
-in the future, and restarts the daemon within the process.
+sensor and starts no run for an hour. After such a step, this module deletes last ticks that are in
+the future, and restarts the daemon within the process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _server_program() -> str:
     """Return the program of the code server.
 
     With agents, it is Dagster's own, because runs start on the agents' servers, and an unused
-    forking process has 100 MB.
+    forking process occupies 100 MB.
     """
     with suppress(LeaseholdError):
         if load_settings().agents:
