@@ -1,7 +1,7 @@
 """Credentials that a catalog vends for one table: rules, without a clock or requests.
 
-The names are those of Iceberg's REST specification. An Arrow client cannot change its credentials,
-so a new client is created before they expire.
+The property names come from Iceberg's REST specification. An Arrow client cannot change its
+credentials, so a new client is created before they expire.
 """
 
 from __future__ import annotations
