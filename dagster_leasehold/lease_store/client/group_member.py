@@ -108,7 +108,7 @@ class OpenShard:
         """Persist the unsaved checkpoint; before it, repeat a write that had no reply.
 
         1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
-        2. The store would refuse a write of 9 as the successor of the checkpoint before 7, and all
+        2. The store would refuse a write of 9 that names the checkpoint before 7, and refuse all
            later writes. Repeating the write of 7 changes nothing, and 9 can follow it.
 
         Raises:

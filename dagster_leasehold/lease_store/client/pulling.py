@@ -441,7 +441,7 @@ class PullLoop:
     def confirm(
         self, batch: PulledBatch, upto: str | None = None, *, persist: bool = False
     ) -> None:
-        """Confirm the records of a batch, or those before the cursor `upto`.
+        """Confirm the records of a batch, or only the records before the cursor `upto`.
 
         The checkpoint is stored after `flush_s`, at a transfer and at shutdown, or at once if
         `persist`. Records from `upto` on are delivered again.
@@ -514,7 +514,7 @@ class PullClient(PullLoop):
         super().__init__(member, feed, clock=clock, protect_s=protect_s)
         self._background = background
         self._turns = itertools.count()
-        # For each refused shard: the time of the next request, and the number of written ones.
+        # For each refused shard: the time of the next request, and the number of requests written.
         self._refused: dict[ShardId, tuple[float, int]] = {}
 
     def start(self, source_count: int = -1, node_id: int = 0) -> None:
