@@ -7,7 +7,7 @@ with a typed outcome (`lease_store.roles`).
 What is authoritative
 ---------------------
 
-Only the rows. A process can assume that it holds a shard, but only a write that names a valid
+Only the rows. A process can believe that it holds a shard, but only a write that names a valid
 tenure makes output visible. No wall clock decides anything, neither a node's nor the database's.
 Columns named `..._time` and `..._at` are for people.
 

@@ -48,7 +48,7 @@ def exact_text(length: int) -> TypeEngine[str]:
 
 
 class EventTime(sa.TypeDecorator[datetime]):
-    """A time as microseconds since 1970 in UTC, for any time zone of the session."""
+    """A time as microseconds since 1970 in UTC, regardless of the session's time zone."""
 
     impl = sa.BigInteger
     cache_ok = True

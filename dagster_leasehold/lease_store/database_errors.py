@@ -1,4 +1,4 @@
-"""The meaning of database errors for a transaction, by number: all are an `OperationalError`."""
+"""The meaning for a transaction of each error number that an `OperationalError` can have."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def verdict(error: DBAPIError) -> Verdict:
     if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
         return Verdict.FATAL  # the server's certificate is wrong
     if hasattr(error.orig, "sqlite_errorcode"):
-        # The low byte is the error; the rest is the part of SQLite.
+        # The low byte is the error; the other bytes are details.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
     result = MYSQL_VERDICTS.get(number, Verdict.FATAL)
     if result is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:

@@ -5,8 +5,9 @@ commit, and a client after it has saved its confirmed records. No shard is opene
 
 1. `open_tenure` locks the shard's row, and only then checks if the group is paused.
 2. The pause is committed.
-3. `draining` locks all rows of the group. If another transaction locked a row first, it waits, and
-   reads the new tenure. A transaction that locks a row afterwards finds the group paused.
+3. `draining` locks all rows of the group. If another transaction locked a row first, `draining`
+   waits, and reads the new tenure. A transaction that locks a row afterwards finds the group
+   paused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Named places in the code where a test can kill or freeze this process.
 
 If the environment variable `LEASEHOLD_FAILPOINT` names a place, every process that reaches the
-place dies. If it names a folder after an `@`, a file in the folder with the name of a place arms
-that place once. The first process that reaches it renames the file to `<place>.<pid>`, and sends
-itself the signal that the file names (`KILL` if the file is empty).
+place dies. If it names a folder after an `@`, each file in the folder arms the place with its name,
+once. The first process that reaches it renames the file to `<place>.<pid>`, and sends itself the
+signal that the file names (`KILL` if the file is empty).
 """
 
 from __future__ import annotations

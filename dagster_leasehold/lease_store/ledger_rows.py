@@ -36,7 +36,7 @@ class DataFile:
         last_event_time: the largest one, or None if unknown.
         untimed: the number of records without an event time, or None if unknown.
         partition: the values that all its records have of fields of the table's partitioning;
-            empty if the shard and the times alone tell the partition.
+            empty if the shard and the times alone determine the partition.
         sorted_by: the sort order of its records, such as `user, at desc`; empty for none.
     """
 

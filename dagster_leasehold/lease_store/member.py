@@ -58,8 +58,8 @@ PLANNER_READ_S = 2.0
 """The interval between an agent's reads of the planner's mark, in seconds.
 
 It is less than half of the time between two ticks. So after the planner restarts, all its nodes
-take runs before its next tick. Otherwise that plan would move all shards to the first node that
-does. At most twice this interval counts as silence between two reads.
+take runs before its next tick. Otherwise the tick's plan would move all shards to the first node
+that takes runs. Between two reads, at most twice this interval counts as silence.
 """
 
 
@@ -162,7 +162,7 @@ class Member:
         return True
 
     def beat_due(self) -> bool:
-        """Return True if the heartbeat would be late at the next call, after an equal interval."""
+        """Return True if the heartbeat would be late by the next call, one equal interval later."""
         now, before = self.clock(), self._checked_at
         self._checked_at = now
         if self.beaten_at is None or before is None:
@@ -349,7 +349,7 @@ class Member:
         return outcome
 
     def resign(self) -> Changed | Stale | None:
-        """Leave a group whose members contradict this node's settings; None while runs are open.
+        """Leave a group that contradicts this node's settings; return None while runs are open.
 
         Otherwise two nodes that change their source_count, and stay members with the old one,
         would refuse each other forever.
@@ -362,7 +362,7 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        """True if `keep_alive` has registered the node, and has not found its name lost since."""
+        """True if `keep_alive` has registered the node, and it has not lost its name since."""
         return self._registered is not None
 
     def keep_alive(self, *, accepts_runs: bool, joins: bool = True) -> str:

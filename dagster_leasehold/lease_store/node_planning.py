@@ -71,7 +71,7 @@ class NodePlanner:
         self._last_owned: set[ShardId] | None = None
 
     def plan(self) -> TickReport | None:
-        """Check the group, and plan if it has changed; None before the next check is due."""
+        """Check the group, and plan if it has changed; return None if no check is due."""
         began_s = self._clock()
         if began_s < self._next_s:
             return None
@@ -89,7 +89,7 @@ class NodePlanner:
     def gained(self, run: str) -> tuple[ShardId, ...]:
         """Plan, and return the shards that the node has gained since the last check.
 
-        Shards of the first check and shards that need a run of their own are omitted: the launcher
+        It omits shards of the first check and shards that need a run of their own: the launcher
         starts runs for them. A run that isolates a bad record gains no other shards.
         """
         report = self.plan()

@@ -20,7 +20,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """Another incarnation has the name, and this counter."""
+    """Another incarnation has the name; `lease_id` is its counter."""
 
     incarnation: str
     lease_id: int

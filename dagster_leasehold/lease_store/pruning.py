@@ -73,7 +73,7 @@ class OutputExpiry:
 
 @dataclass(slots=True)
 class PruneReport:
-    """The work of a round so far: deleted rows by table and of expired output, and failures."""
+    """The work of a round so far: deleted rows by table, rows of expired output, and failures."""
 
     rows: Counter[str] = field(default_factory=Counter[str])
     expired: int = 0

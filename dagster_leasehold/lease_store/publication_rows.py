@@ -84,7 +84,7 @@ class PublishedRange:
     Attributes:
         start: the shard's cursor when the publication was planned.
         end: the shard's cursor afterwards.
-        version: of the shard's ledger, read before its batches.
+        version: the version of the shard's ledger, read before its batches.
     """
 
     shard: ShardId
@@ -114,7 +114,10 @@ class PlannedPublication:
 
 @dataclass(frozen=True, slots=True)
 class PublishLock:
-    """The lock to publish a group's output, with its fencing number; `node` is None if no node."""
+    """The lock to publish a group's output, with its fencing number.
+
+    `node` is None if the lock was taken without a node.
+    """
 
     key: GroupKey
     node: NodeName | None
@@ -166,10 +169,11 @@ class ShardAhead:
         publications: their number.
         first: the number of the first batch on which ledger and table disagree.
         start: the cursor where that batch begins.
-        version: of the shard's ledger, read before its batches; 0 if the ledger lacks the shard.
+        version: the version of the shard's ledger, read before its batches; 0 if the ledger
+            lacks the shard.
         end: the cursor where the shard's records in the table end.
         next_number: the number of the batch after them.
-        epoch: of the shard's last tenure with output in the table.
+        epoch: the epoch of the shard's last tenure with output in the table.
         files: the table's files from `start` on, and the ledger's quarantine files.
     """
 
@@ -203,7 +207,7 @@ class ShardBacklog:
 
     Attributes:
         start: the number of the first unpublished batch.
-        version: of the shard's ledger, read before its batches.
+        version: the version of the shard's ledger, read before its batches.
         more: True if a limit omitted further batches.
     """
 

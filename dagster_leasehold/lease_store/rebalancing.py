@@ -339,9 +339,10 @@ class Rebalancer:
         place: where this process runs (`process_identity`). A new process keeps the incarnations
             only in the same place.
         serving: selects the served nodes from the group's nodes at every tick, if agents beat.
-        neighbour_only: True for a process that plans for one node. It watches the counter of the
-            next node by name only, and reads the progress of its shards only after the group has
-            changed. Otherwise a thousand nodes would read a million rows in each interval.
+        neighbour_only: True for a process that plans for one node. It watches only the counter of
+            the next node by name, and reads the progress of its own node's shards only after the
+            group has changed. Otherwise a thousand nodes would read a million rows in each
+            interval.
         follows_above: with more shards than this, a tick reads only the progress that changed, and
             all rows from time to time. None reads all rows of the served nodes at each tick.
     """
@@ -466,7 +467,7 @@ class Rebalancer:
         return lines
 
     def _recall(self, remembered: str) -> Observations:
-        """Return the observations; the first call restores those of an earlier process."""
+        """Return the observations; the first call restores an earlier process's observations."""
         if self._observations is None:
             self._observations = Observations.recall(remembered, self._clock)
             former = recall_incarnations(remembered, self._place)

@@ -82,7 +82,7 @@ class ShardListing:
         parents: the shards that were split or merged into it. An ordered group waits for all of
             them, even for parents that are not listed yet.
         gone_parents: the parents that the source has removed for good. The group does not wait for
-            one that it never had.
+            a removed parent that it never had.
 
     Examples:
         >>> ShardListing(ShardId("2"), parents=(ShardId("0"), ShardId("1"))).read_only

@@ -40,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a committed batch; its row is possibly deleted."""
+    """The end of a committed batch; its row may be deleted."""
 
     number: int
     cursor: str

@@ -102,7 +102,7 @@ class SnapshotMemory:
         return snapshot, True
 
     def _due(self, before: Snapshot, now_s: float) -> bool:
-        """Return True if the whole group must be read; each tick compares all of few shards."""
+        """Return True if the whole group must be read; in a small group, ticks compare all rows."""
         above, shards = self.rereads_above, before.shards
         many = above is not None and len(shards) > above
         return many and self._whole_at + pause_s(shards) < now_s

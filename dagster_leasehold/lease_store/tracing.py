@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
 PREFIX = "leasehold."
-# It uses the provider of the first span's time, so the user can configure one later.
+# It looks up the provider at the first span, so the user can configure one after this import.
 _TRACER = get_tracer("dagster_leasehold")
 
 

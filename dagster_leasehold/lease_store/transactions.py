@@ -105,7 +105,7 @@ class PacketLimit:
         self._bytes = int(cursor.fetchone()[0])
 
     def name_cause(self, context: ExceptionContext) -> None:
-        """Replace the error of a statement that was too large by a clear one."""
+        """Replace the error of a statement that was too large with a clear one."""
         error: Any = context.original_exception
         number = error.args[0] if error.args else 0
         if number == PACKET_TOO_LARGE:

@@ -19,8 +19,8 @@ class EventWindow:
         version: +1 at every write of the row, which names the version before it.
         generation: the number of times that the output was computed.
         files: the output's files, relative to the stream's output folder.
-        covered: by shard, the number before which all batches are in the output or were searched
-            for late records; 0 for a missing shard.
+        covered: for each shard, a batch number: all earlier batches are in the output or were
+            searched for late records; 0 for a missing shard.
         late: records of the window that were committed after it was first computed.
         rerun: True if late records wait for another computation.
         computed_at: when the output was computed; for people only.
