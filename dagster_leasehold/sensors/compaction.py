@@ -38,7 +38,7 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 INTERVAL_S = 60
 CLEAN = "clean"
-"""The mark in a cursor after all files that compactions replaced were removed."""
+"""A cursor with this mark has no replaced files left to remove."""
 RUNS_READ_MAX = 20
 """The most unfinished runs to read per node; a node with more has no free slot."""
 STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)

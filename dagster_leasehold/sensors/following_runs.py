@@ -56,7 +56,8 @@ class FollowingRuns:
     def update(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
         """Record the active runs, and the shards that each has open."""
         now_s, ids = self.clock(), {run.run_id for run in runs}
-        # A run counts as started once it has opened all its shards, or one tick after the first.
+        # A run counts as started once it has opened all its shards, or one tick after it opened the
+        # first.
         self._opened = ids & (self._opened | set(self._open))
         self._open = Counter(row.consumer_run for row in progress.values() if row.consumer_run)
         self._opened |= {

@@ -21,7 +21,7 @@ RETRY_MAX_S = 300.0
 TICK_INTERVAL_S = 5.0
 """The time from one tick to the next, in seconds."""
 NEXT_TICK_FRACTION = 0.9
-"""The part of that time after which the next tick comes at the earliest."""
+"""The next tick comes after at least this fraction of that time."""
 
 
 Place = Hashable

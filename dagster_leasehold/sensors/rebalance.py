@@ -144,7 +144,8 @@ def rebalance_step(
     needs: the incarnations of its own nodes, and how long other nodes have sent no heartbeat.
 
     Args:
-        wait: waits a number of seconds within a tick; None waits at most until the tick is over.
+        wait: waits a number of seconds within a tick; None uses a wait that the end of the tick
+            interrupts.
     """
     states: list[RebalanceState] = []
     watch = TickWatch(stream.source, stream.pace.commit_interval_s, clock)

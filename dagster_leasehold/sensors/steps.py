@@ -2,8 +2,9 @@
 
 A sensor serves many streams. In each tick, one thread runs the due steps one after another. While a
 step is slow, another thread runs the remaining steps. The tick ends shortly before the next one is
-due, even if some steps are still running. So a slow or failing step delays no other step. Later
-ticks report the outcome of a step that was still running, and do not start it again before.
+due, even if some steps are still running. So a slow or failing step delays no other step. A later
+tick reports the outcome of a step that was still running; until then, the step does not start
+again.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class StepFailed(LeaseholdError):
 
 
 class StreamSteps:
-    """The steps of one sensor, including those still running from an earlier tick.
+    """The steps of one sensor, including steps still running from an earlier tick.
 
     Attributes:
         explanation: one line for each step of the last tick.

@@ -6,8 +6,8 @@ interval of less than 5 s, a tick could notice too late that a record is due. So
 new records, and checks whether a run's process has died. It returns earlier if another
 stream of the same tick requests runs.
 
-A waiting tick occupies one of the daemon's threads, so no tick waits if the daemon has none. The
-next tick finds everything that was missed.
+A waiting tick occupies one of the daemon's threads, so no tick waits if the daemon runs sensors
+without threads. The next tick finds everything that was missed.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class WatermarkRounds:
         return [*self._requested.notes(), *self._steps.notes]
 
     def _due(self, in_work: HoursInWork) -> list[datetime]:
-        """Return the incomplete hours to request now; drop those whose output has expired."""
+        """Return the incomplete hours to request now; drop hours with expired output."""
         due = self._requested.due(in_work)
         store, key = self.deployment.store(), self.hourly.stream.key
         expired = expired_output(store, key).values() if due else ()
