@@ -1,4 +1,4 @@
-"""The meaning for a transaction of each error number that an `OperationalError` can have."""
+"""The error numbers of an `OperationalError`, and their meaning for a transaction."""
 
 from __future__ import annotations
 
