@@ -202,7 +202,8 @@ def test_the_commands_after_an_outage_of_the_store_publish(
     home: ConsumedHome, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Method: the folder of the table's metadata cannot be reached; runs write elsewhere."""
-    status, create, verify = commands("troubleshooting.md", "Store or catalog away")
+    section = "When the store or catalog is unavailable"
+    status, create, verify = commands("troubleshooting.md", section)
     away = home.output / "metadata"
     away.touch()
     home.append(2)
