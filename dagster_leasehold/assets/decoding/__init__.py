@@ -2,6 +2,5 @@
 
 `records` decodes a table of records: it groups them by schema, decodes each group, and joins the
 columns. A decoder takes byte strings and a schema, and returns columns and a mask of bad records.
-Decoders read nothing else: `schema_registry` fetches schemas. Only `stream_decoding` calls this
-package.
+Decoders read nothing else: `schema_registry` fetches schemas. `consuming` calls `stream_decoding`.
 """

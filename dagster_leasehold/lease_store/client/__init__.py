@@ -2,7 +2,7 @@
 
 `GroupMember` sends heartbeats and saves checkpoints. On top of it, a `PullLoop` connects shards,
 reads them through a `ShardFeed` and confirms batches. A program polls a `PullClient`, and
-`ProcessorWorker` calls the user's code. `dagster_leasehold.clients` exports these names, and
+`ProcessorWorker` calls the user's code. Users import these names from `dagster_leasehold.clients`;
 `shard_sources.record_feed` has the feeds.
 """
 

@@ -1,4 +1,4 @@
-"""The lease store in memory, for tests and simulations.
+"""The lease store in memory, for tests, simulations and `leasehold simulate`.
 
 `rows_in_memory` reads and writes the rows of a group, for the operations of `lease_store.roles`.
 """

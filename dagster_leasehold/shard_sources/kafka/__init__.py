@@ -2,6 +2,8 @@
 
 Partitions are assigned, never subscribed to: leases replace Kafka's consumer groups. `KafkaSource`
 plans, and `KafkaReader` reads in Spark's workers.
+
+`registry` and the commands for checkpoints of other consumers import this package.
 """
 
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions

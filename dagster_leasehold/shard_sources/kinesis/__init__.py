@@ -12,6 +12,8 @@ for a retention period, and only returns them in pages. This has four consequenc
   processes of one host.
 * The Kinesis Producer Library packs many records into one. `user_records` unpacks them, and a
   cursor can lie between two of them.
+
+`registry` and the commands for checkpoints of other consumers import this package.
 """
 
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader

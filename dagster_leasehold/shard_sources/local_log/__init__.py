@@ -1,4 +1,7 @@
-"""A sharded log in a folder: append, split, merge, retention, and exact reads as Arrow batches."""
+"""A sharded log in a folder: append, split, merge, retention, and exact reads as Arrow batches.
+
+`registry` and the commands that write to such a log import this package.
+"""
 
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.log import LocalLog

@@ -1,1 +1,1 @@
-"""Revisions, oldest first by their numbers."""
+"""Revisions, oldest first by their numbers; Alembic loads them."""
