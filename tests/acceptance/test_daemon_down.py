@@ -83,7 +83,9 @@ def test_a_node_with_a_stalled_daemon_takes_over_shards_and_publishes(tmp_path: 
         dev.until(lambda: scene.owners() == {"node-a": 2, "node-b": 2}, START_S)
         dev.until(scene.readable, START_S)
         up = psutil.Process(dev.pid)
-        (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
+        # The process that warms Spark ends about now, and has no command line then.
+        alive = (each for each in up.children() if each.status() != psutil.STATUS_ZOMBIE)
+        (daemon,) = (child for child in alive if DAEMON in child.cmdline())
         with standing_still(daemon):
             # After 2 T, a node without a run would give its shards away.
             time.sleep(3 * TIMEOUT_S)
@@ -126,7 +128,9 @@ def test_runs_start_after_the_clock_was_set_back(tmp_path: Path) -> None:
         dev.until(lambda: bool(scene.owners()), START_S)
         dev.until(scene.readable, START_S)
         up = psutil.Process(dev.pid)
-        (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
+        # The process that warms Spark ends about now, and has no command line then.
+        alive = (each for each in up.children() if each.status() != psutil.STATUS_ZOMBIE)
+        (daemon,) = (child for child in alive if DAEMON in child.cmdline())
         clock.step(minutes=-BACK_MIN)
         dev.until(lambda: not scene.owners(), CHANGE_S)
         scene.append()

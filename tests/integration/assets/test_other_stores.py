@@ -78,7 +78,7 @@ def publishing(
     try:
         wait_for_port(server, port, tmp_path / "server.log")
         system.create_dir("bucket-one")
-        monkeypatch.setattr(store_place, "_file_system", lambda *_: system)
+        monkeypatch.setattr(store_place, "own_client", lambda *_: system)
         world = World(tmp_path, elsewhere=output_place(address))
         yield Publishing(tmp_path, TableSettings(snapshots_kept=1), world=world)
     finally:

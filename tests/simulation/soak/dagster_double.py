@@ -74,7 +74,7 @@ class ServerDouble(CodeServer):
     def silent_s(self) -> float:
         return 0.0
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         return True
 
     def stop(self) -> None:

@@ -95,6 +95,8 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.assets.consume_job.time": virtual.time(),
             "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
             # There is no publisher; commits count as published at once.
+            # A thread of its own would publish in real time, and outlive the world's folder.
+            "dagster_leasehold.assets.output.table.publish_rounds.Thread": mock.MagicMock(),
             "dagster_leasehold.sensors.late_records.plan_table": plan_of_ledger,
             "dagster_leasehold.sensors.late_records.LateRecords._published": lambda *_: True,
         }
