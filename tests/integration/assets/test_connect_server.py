@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 
 from dagster_leasehold.assets.errors import SparkUnavailable
@@ -172,6 +171,8 @@ def test_changed_settings_restart_the_server(folder: Path) -> None:
 
 
 def test_the_error_for_a_server_that_ends_at_once_has_its_last_output(folder: Path) -> None:
+    import pyspark
+
     spark_home = str(Path(pyspark.__file__).parent)
     environment = {**os.environ, "JAVA_HOME": str(folder / "no java"), "SPARK_HOME": spark_home}
     with pytest.raises(SparkUnavailable, match=r"ended with code 1 before .*no java/bin/java"):
