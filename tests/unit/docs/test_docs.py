@@ -29,6 +29,7 @@ DOCS = ROOT / "docs"
 CONTRIBUTING = ROOT / "contributing"
 SITE = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 PAGES = sorted([*SITE, ROOT / "CONTRIBUTING.md", *CONTRIBUTING.glob("*.md")])
+FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n+", re.S)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # The tests of the user interface write these on request.
@@ -161,7 +162,7 @@ def test_pages_contain_no_marketing_words(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=lambda page: page.name)
 def test_a_how_to_starts_with_its_use_and_ends_with_a_check(page: Path) -> None:
-    _, first, *_, last = page.read_text().split("\n\n")
+    _, first, *_, last = FRONT_MATTER.sub("", page.read_text()).split("\n\n")
     assert first.startswith("Use this ") or "Use this page" in first
     assert last.startswith("**Check:** ")
 
