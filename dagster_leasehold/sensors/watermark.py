@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -19,7 +19,6 @@ from dagster_leasehold.lease_store.rules.event_frontier import (
     IdleShards,
     complete_hours,
     frontier,
-    lease_times,
 )
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
@@ -38,7 +37,7 @@ from dagster_leasehold.sensors.requested_hours import (
     RequestedHours,
 )
 from dagster_leasehold.sensors.steps import deployment_of_tick, opened_instance
-from dagster_leasehold.shard_sources.lag import caught_up
+from dagster_leasehold.shard_sources.shard_times import shard_times, unlisted_shards
 
 HOURS_PER_TICK_MAX = 24
 UNKNOWN = Frontier(None, None, "the complete hours are unknown")
@@ -117,23 +116,22 @@ class WatermarkRounds:
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
         """Return the time until which output is complete, and the new complete hours.
 
-        The source lists its shards only if an hour seems complete, and after the lease tables were
-        read. In the other order, an hour could count as complete too early; see `shard_times`.
+        The source lists its shards only if an hour seems complete.
         """
-        times = lease_times(leases)
-        if self.hourly.idle_after_s is not None:
-            idle = self._idle.idle(
-                caught_up(self.hourly.stream.source, leases, self._steps),
-                now_s=self.clock(),
-                allowance_s=self.hourly.idle_after_s,
-            )
-            times = [replace(shard, idle=shard.shard in idle) for shard in times]
+        source = self.hourly.stream.source
+        times = shard_times(
+            source,
+            leases,
+            self._idle,
+            self._steps,
+            now_s=self.clock(),
+            allowance_s=self.hourly.idle_after_s,
+        )
         out_of_order = timedelta(seconds=self.hourly.out_of_order_s)
         progress = frontier(times, out_of_order=out_of_order)
         if self._requested.full or not self._hours_until(progress):
             return progress, []
-        listed_shards = {row.shard for row in self.hourly.stream.source.list_shards()}
-        unlisted = listed_shards - {lease.shard for lease in leases}
+        unlisted = unlisted_shards(source, leases)
         progress = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
         return progress, self._hours_until(progress)
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -31,12 +31,12 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.windows import Windows
-from dagster_leasehold.lease_store.rules.event_frontier import ShardTime, frontier, lease_times
+from dagster_leasehold.lease_store.rules.event_frontier import frontier, lease_times
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.lease_store.window_rows import EventWindow
+from dagster_leasehold.shard_sources.shard_times import unlisted_shards
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -56,23 +56,6 @@ class WindowResult:
 
     window: EventWindow
     source_files: int
-
-
-def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], frozenset[ShardId]]:
-    """Return the event time of each shard, and the shards that the lease tables lack.
-
-    The lease tables are read first. Otherwise an hour could seem complete too early:
-
-    1. The source lists only shard 0.
-    2. Shard 0 is split, read to its end and finished.
-    3. The lease tables show that shard 0 is finished, and lack its children: no shard seems to hold
-       back the hour.
-
-    If the lease tables are read first and a parent is finished, the source lists its children.
-    """
-    leases = store.snapshot(stream.key).shards
-    shards = {row.shard for row in stream.source.list_shards()}
-    return lease_times(leases), frozenset(shards - {lease.shard for lease in leases})
 
 
 def build_window(
@@ -148,8 +131,9 @@ class _WindowBuild:
 
     def check_complete(self, out_of_order: timedelta) -> None:
         source = guarded_source(self.stream.source, self.guard)
-        shards, unlisted = shard_times(self.deployment.store(), replace(self.stream, source=source))
-        reached = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+        leases = self.deployment.store().snapshot(self.stream.key).shards
+        unlisted = unlisted_shards(source, leases)
+        reached = frontier(lease_times(leases), unlisted=unlisted, out_of_order=out_of_order)
         if reached.until is None or reached.until < self.end:
             raise errors.WindowIncomplete(
                 f"The hour {time_text(self.start)} of {self.asset} is not complete "

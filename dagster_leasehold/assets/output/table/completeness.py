@@ -26,14 +26,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.roles.groups import Groups
-from dagster_leasehold.lease_store.rules.event_frontier import (
-    IdleShards,
-    ShardTime,
-    frontier,
-    lease_times,
-)
+from dagster_leasehold.lease_store.rules.event_frontier import IdleShards, ShardTime, frontier
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
-from dagster_leasehold.shard_sources.lag import caught_up
+from dagster_leasehold.shard_sources.shard_times import shard_times, unlisted_shards
 
 RETRY_S = 60.0
 """The time before a source that did not answer is read again, in seconds."""
@@ -89,14 +84,11 @@ class ShardTimesReader:
     def _seen(self) -> ShardsSeen:
         source, allowance_s = self.stream.source, self.stream.iceberg.idle_after_s
         leases = self.store.snapshot(self.stream.key).shards
-        times = lease_times(leases)
-        if allowance_s is not None:
-            self._steps.begin()
-            at_end = caught_up(source, leases, self._steps)
-            idle = self._idle.idle(at_end, now_s=self.clock(), allowance_s=allowance_s)
-            times = [replace(shard, idle=shard.shard in idle) for shard in times]
-        listed = {row.shard for row in source.list_shards()}
-        return ShardsSeen(tuple(times), frozenset(listed - {lease.shard for lease in leases}))
+        self._steps.begin()
+        times = shard_times(
+            source, leases, self._idle, self._steps, now_s=self.clock(), allowance_s=allowance_s
+        )
+        return ShardsSeen(tuple(times), unlisted_shards(source, leases))
 
 
 @dataclass(slots=True)
