@@ -103,7 +103,7 @@ class Cursors:
         return ((bits >> _ONE) ^ (np.uint64(0) - (bits & _ONE))).view(np.int64)
 
     def _long_numbers(self, rows: Rows, at: Positions) -> tuple[Any, Any]:
-        """Return the 64 bits of each number, and its length of up to 10 bytes."""
+        """Return the 64 bits of each number, and its length in bytes, at most 10."""
         words = self._items("<u8", at)
         stops = ~words & _CONTINUED
         stop = stops & (np.uint64(0) - stops)

@@ -60,7 +60,7 @@ class NullItem(Item):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberItem(Item):
-    """A number of variable length, also as a date or a time.
+    """An integer of variable length, which can stand for a date or a time.
 
     Attributes:
         within: the smallest and the largest number.

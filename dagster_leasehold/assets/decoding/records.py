@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.decoding.formats import ColumnFormat
 from dagster_leasehold.assets.decoding.payloads import Decoder, Payloads
 from dagster_leasehold.assets.decoding.wire_format import Group, SchemaKey, groups, headed
@@ -99,16 +100,14 @@ class ColumnDecoding:
         present = values.is_valid().to_numpy(zero_copy_only=False)
         payloads = Payloads.of(values)
         rows = np.arange(begin, begin + len(values))
+        if not present.all():
+            yield self._without(rows[~present], None)
         if not self.form.has_header:
-            if not present.all():
-                yield self._without(rows[~present], None)
             numbers = np.flatnonzero(present)
             values_present = payloads if present.all() else payloads.at_rows(numbers)
             yield self._part(Group(SchemaKey(-1), rows[present], values_present))
             return
         with_header = headed(payloads, present)
-        if not present.all():
-            yield self._without(rows[~present], None)
         if (headless := present & ~with_header).any():
             text = f"{self.column} does not begin with the id of a schema"
             yield self._without(rows[headless], text)
@@ -207,8 +206,6 @@ class RecordDecoding:
 
     def __call__(self, records: pa.Table) -> pa.Table:
         """Return the decoded records, transformed if there is a transform."""
-        from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
-
         columns, errors = self._value.decoded(records.column("value"))
         added = [*zip(columns.schema.names, columns.columns, strict=True)]
         if self._key is not None:

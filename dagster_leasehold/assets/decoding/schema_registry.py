@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 URL_VARIABLE = "SCHEMA_REGISTRY_URL"
 UNKNOWN_FOR_S = 30.0
 """The time before a schema that the registry did not have is requested again."""
-_NO_SUCH_SCHEMA = 40403
+_NOT_FOUND = frozenset({40401, 40402, 40403})
+"""The registry's error codes for an unknown subject, version and schema."""
 _DEFAULTS = {
     "timeout": 10.0,
     "max.retries": 2,
@@ -128,7 +129,7 @@ class SchemaRegistry:
             return request()
         except SchemaRegistryError as error:
             status = error.http_status_code
-            if error.error_code in (_NO_SUCH_SCHEMA, 40401, 40402):
+            if error.error_code in _NOT_FOUND:
                 return None
             if status in (401, 403):
                 reason, advice = f"refuses access ({status})", "check the secrets of decode"

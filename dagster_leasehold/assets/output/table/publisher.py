@@ -414,16 +414,18 @@ class Publisher:
         """Return the rule for the next snapshots; the backlog was read after the shards."""
         newest = None if metadata is None else metadata.current_snapshot()
         own = None if metadata is None else own_snapshot(metadata, newest)
-        complete = Completeness(completeness_of(own))
+        until = completeness_of(own)
         # If the backlog reaches this limit, other shards may also have unpublished batches.
         if seen is None or len(backlog) >= BACKLOG_BATCHES:
-            return complete
+            return Completeness(until)
         gaps = self.group.store.gaps(self.group.key, acknowledged=False)
-        complete.seen = seen
-        complete.behind = {each.shard: each.more for each in backlog}
-        complete.gaps = any(gap.skipped for gap in gaps)
-        complete.out_of_order_s = self.settings.out_of_order_s
-        return complete
+        return Completeness(
+            until,
+            seen,
+            behind={each.shard: each.more for each in backlog},
+            gaps=any(gap.skipped for gap in gaps),
+            out_of_order_s=self.settings.out_of_order_s,
+        )
 
     def _snapshot_id(self) -> int:
         return self.new_id().int >> 66
