@@ -118,9 +118,10 @@ def holdings_over_time(
 def holders_before(
     journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
 ) -> dict[ShardId, NodeName]:
-    """Return the holders before the first entry, from the first edge of each shard.
+    """Return the holder of each shard before the first entry of the journal.
 
-    A shard without an edge had its current holder all the time.
+    The first edge of a shard names its earlier holder. A shard without an edge had its current
+    holder all the time.
     """
     holders = dict(now)
     for entry in reversed(journal):

@@ -121,7 +121,7 @@ def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
 
 @dataclass(slots=True)
 class UnchangedLedgers:
-    """The ends of the shards' ledgers, and how long each end has been unchanged.
+    """Measures how long each shard's ledger has had no new batches.
 
     If this state is lost, the batches of a quiet shard count as young for longer.
     """

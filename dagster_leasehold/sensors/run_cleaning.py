@@ -173,7 +173,7 @@ class RunCleaning:
             if instance.run_launcher.terminate(run_id):
                 return ending.terminated.format(run=run_id)
         except Exception as error:
-            # Any error of a launcher, for example if its server has ended.
+            # A launcher can raise any error, for example because its server has ended.
             reason = type(error).__name__
         _fail(instance, run_id, ending.sentence.format(reason=reason))
         return ending.failed.format(run=run_id)

@@ -183,7 +183,7 @@ def test_a_bootstrap_and_the_opening_of_a_tenure_are_serialized(world: World) ->
 
 
 def test_a_modulo_group_is_resized_by_all_its_nodes_at_once(world: World) -> None:
-    """Each leaves while another has the old count, and joins again; all are members at the end."""
+    """Each node leaves, while others still have the old count, and joins with the new count."""
     world.group(assignment=AssignmentMode.MODULO)
     world.add(X, Y)
     for number, (node, shard) in enumerate([(A, X), (B, Y)]):

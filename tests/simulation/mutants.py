@@ -193,7 +193,7 @@ class TakesSilenceForYes(Member):
 
 
 class LastWriterWins(_Unfenced):
-    """A commit sets the checkpoint to its end, for any stored checkpoint."""
+    """A commit sets the checkpoint to its end, and ignores the stored checkpoint."""
 
     def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         for commit in commits:

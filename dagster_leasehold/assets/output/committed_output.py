@@ -1,6 +1,7 @@
 """Committed output, read with Arrow or Spark through the published table of the group.
 
-Output appears in the table some seconds after its commit. A reader can wait for it.
+Committed records appear in the table after the next publication, some seconds later. A reader can
+wait for that publication.
 """
 
 from __future__ import annotations

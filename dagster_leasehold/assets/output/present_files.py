@@ -88,7 +88,7 @@ def _named_by_ledger(store: Ledger, key: GroupKey, batch: Batch, path: str) -> b
 
 
 class _Names:
-    """A set of names, stored as hashes; a collision is as rare as a memory error."""
+    """A set of file names as hashes; collisions are as rare as memory errors."""
 
     def __init__(self, names: Iterable[str]) -> None:
         import numpy as np

@@ -193,7 +193,7 @@ class _Course:
         for parent in self.parents.get(shard, ()):
             before = self.lives.get(parent)
             if before is None or before.listed is None:
-                # If the parent is never listed, nothing was out of order.
+                # This is a violation only if a later entry lists the parent.
                 life.without.setdefault(parent, entry.sequence)
                 continue
             accepted = life.accepted.get(parent)

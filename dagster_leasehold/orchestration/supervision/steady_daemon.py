@@ -47,7 +47,7 @@ HEARTBEAT_TIMEOUT_S = 20
 """A server without heartbeats for this time, in seconds, ends as soon as its runs have ended."""
 START_MAX_S = 120.0
 HUNG_S = 120.0
-"""A server is killed after this time without an answer, in seconds. No start takes longer."""
+"""A server without an answer for this time is killed, in seconds. Every start is shorter."""
 POLL_S = 0.1
 STEP_S = 1.0
 """The smallest backward step of the clock that counts, in seconds. NTP's gradual corrections are

@@ -54,7 +54,7 @@ class DriverError(Exception):
 
 
 class StoreSeam:
-    """One process's connection to the store; has the operations of `LeaseStore`.
+    """The connection of one process to the store, with the operations of `LeaseStore`.
 
     Before a call takes effect, and before its reply arrives, any other process can run. A lost
     reply is reported after the read timeout: as unavailable if no row can have changed, otherwise

@@ -99,7 +99,7 @@ def test_a_server_without_observations_writes_the_same_output(
 def test_a_transform_with_an_impossible_plan_is_blamed_instead_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: Spark's error conditions of impossible plans are blamed on the transform."""
+    """Goal: if Spark rejects a plan as impossible, the error names the transform."""
     monkeypatch.setattr(sql, "DataFrame", _Server)
     error = AnalysisException("[UNSUPPORTED_FEATURE.LATERAL_JOIN_USING] JOIN USING with LATERAL.")
     result = _sweep(_Server("join", error), lambda rows: rows.join(rows), tmp_path)
