@@ -69,6 +69,15 @@ class LogWatch:
         return [observed]
 
 
+def create_missing_group(store: GroupsAndShards, stream: ShardStream, *, timeout_s: float) -> bool:
+    """Create a stream's group as declared; return False if it already exists."""
+    try:
+        store.create_group(stream.new_group(timeout_s))
+    except GroupExists:
+        return False
+    return True
+
+
 def sync_listing(
     store: GroupsAndShards, stream: ShardStream, listing: list[ShardListing], *, timeout_s: float
 ) -> str:
@@ -82,11 +91,10 @@ def sync_listing(
     try:
         synced = store.sync_shards(stream.key, listing, observer=observer)
     except UnknownGroup:
-        try:
-            store.create_group(stream.new_group(timeout_s))
+        made = create_missing_group(store, stream, timeout_s=timeout_s)
+        note = f"the consumer group {stream.key} was just created; "
+        if made:
             note = f"created the consumer group {stream.key}; "
-        except GroupExists:
-            note = f"the consumer group {stream.key} was just created; "
         synced = store.sync_shards(stream.key, listing, observer=observer)
     return f"{note}{len(synced.added)} shards added to the group, {len(synced.changed)} changed"
 

@@ -116,6 +116,7 @@ def test_processes_of_a_killed_dev_end_by_themselves(home: Path) -> None:
 def test_stop_ends_dev_from_another_terminal(home: Path) -> None:
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
         open_pages(dev)
+        assert leasehold("status", "--home", home, folder=home.parent).code == 0
         done = leasehold("stop", "--home", home, folder=home.parent, timeout_s=120)
         assert done.code == 0, done.err
         assert_printed(("stop",), done.out)

@@ -181,6 +181,7 @@ def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: thread
         # create them at the same time, one fails.
         make_instance = partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere())
         forked_programs.in_child_process(make_instance)
+        forked_programs.in_child_process(partial(_create_groups, target))
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
         # The daemon stops first, so that it launches no run while the nodes leave.
@@ -216,6 +217,14 @@ def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
 def _dagster_elsewhere() -> bool:
     """Return True if the environment names a database for Dagster, as in production."""
     return bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
+
+
+def _create_groups(target: Target) -> None:
+    """Create the declared groups before the first sensor tick, so that all commands find them."""
+    from dagster_leasehold.sensors.shard_list import create_missing_group
+
+    for stream in target.streams.all():
+        create_missing_group(target.new_store, stream, timeout_s=target.settings.lease_timeout_s)
 
 
 def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:

@@ -121,9 +121,9 @@ class Target:
             if row.key.group == name:
                 return row
         names = listed(row.key.group for row in groups)
+        others = f"Its groups are: {names}." if groups else "`leasehold dev` creates it."
         raise errors.UnknownGroup(
-            f"Stream {shown(declared.name)} has no consumer group {shown(name)}. "
-            f"Its groups are: {names}."
+            f"Stream {shown(declared.name)} has no consumer group {shown(name)}. {others}"
         )
 
     def own_output(self, key: GroupKey) -> OutputPlace:

@@ -408,6 +408,14 @@ def test_a_home_without_a_store_is_one_sentence_and_stays_absent(run, home: Path
     assert not home.exists()
 
 
+def test_a_stream_without_a_group_says_what_creates_it(run, home: Path, log: LocalLog) -> None:
+    home.mkdir(exist_ok=True)
+    open_store(Settings(home=home).store_url).groups(KEY.stream)
+    outcome = run("cat", "demo")
+    assert outcome.code == 2
+    assert "no consumer group 'default'. `leasehold dev` creates it." in outcome.err
+
+
 def test_a_home_that_is_a_file_is_one_sentence(run, home: Path) -> None:
     home.write_text("")
     for command in ("status", "group create demo --group g", "dev"):
