@@ -194,14 +194,6 @@ class LogCorrupt(SourceError):
     """Stored bytes of a log are damaged."""
 
 
-class PayloadTooLarge(SourceError):
-    """A compressed payload expands to more bytes than are allowed."""
-
-
-class PayloadDamaged(SourceError):
-    """A compressed payload is truncated, or has another codec or size than declared."""
-
-
 class IntentConflict(LeaseholdError):
     """A batch contradicts the ledger by its number, bounds or intent."""
 

@@ -21,14 +21,7 @@ from dagster_leasehold.assets.errors import (
     TransformUnusable,
 )
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import (
-    LeaseholdError,
-    LogCorrupt,
-    PayloadDamaged,
-    PayloadTooLarge,
-    RunStalled,
-    SourceError,
-)
+from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, RunStalled, SourceError
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.isolation import (
     KILLED_MAX,
@@ -42,8 +35,7 @@ from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, Read
 
 UNREAD_AFTER = 2 * KILLED_MAX
 """The number of failed attempts after which a record goes to quarantine without being read."""
-UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
-_RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
+_RECORDS = (TransformError, BatchIncomplete, LogCorrupt)
 _PROCESSES = (RunStalled, SparkUnavailable)
 _INNOCENT = (TransformUnusable, SparkNotReady, SparkFeatureMissing)
 

@@ -18,14 +18,9 @@ from aliyun.log.logexception import LogException  # noqa: TID253
 from aliyun.log.util import Util  # noqa: TID253
 from google.protobuf.message import DecodeError
 
-from dagster_leasehold.lease_store.errors import (
-    LogCorrupt,
-    PayloadDamaged,
-    PayloadTooLarge,
-    SourceRefused,
-)
+from dagster_leasehold.lease_store.errors import LogCorrupt, SourceRefused, shown
 from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
-from dagster_leasehold.shard_sources.loghub.decompression import Codec, decompress
+from dagster_leasehold.shard_sources.loghub.decompression import decompress
 from dagster_leasehold.shard_sources.loghub.failures import ServiceRefusal, failure
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
@@ -35,13 +30,6 @@ TIMEOUT_S = (5.0, 20.0)
 """The time to connect, and the time between received bytes."""
 BODY_BYTES_MAX = 256 * 1024 * 1024
 """Larger than any answer: the service sends about 10 MiB at once."""
-_CODECS = {
-    "lz4": Codec.LZ4_BLOCK,
-    "zstd": Codec.ZSTD,
-    "deflate": Codec.GZIP,
-    "gzip": Codec.GZIP,
-    "": Codec.NONE,
-}
 _OK = 200
 # The SDK's annotations lack its messages and the internals of its client.
 _MESSAGES: Any = aliyun.log.proto
@@ -166,10 +154,10 @@ class LogHubClient:
         try:
             groups = _groups(body, answer_headers)
             return Pull(groups, answer_headers["x-log-cursor"])
-        except (PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError) as error:
+        except (DecodeError, KeyError, ValueError) as error:
             raise LogCorrupt(
                 f"The log service's records from {cursor} on of shard {shard} of "
-                f"{'/'.join(self._place)} cannot be read ({type(error).__name__})."
+                f"{'/'.join(self._place)} cannot be read ({type(error).__name__}: {shown(error)})."
             ) from None
 
     def checkpoints(self, group: str) -> list[Mapping[str, Any]]:
@@ -225,10 +213,10 @@ def _groups(body: bytes, answer_headers: Mapping[str, str]) -> tuple[Any, ...]:
     count = int(answer_headers["x-log-count"])
     if size == 0 and count == 0:
         return ()
-    codec = _CODECS[answer_headers.get("x-log-compresstype", "").lower()]
+    codec = answer_headers.get("x-log-compresstype", "").lower()
     # The raw form of the messages has bytes as values, because a log can contain any.
     message = _MESSAGES.LogGroupListRaw()
-    message.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))
+    message.ParseFromString(decompress(body, codec, size=size, limit=BODY_BYTES_MAX))
     if len(message.LogGroups) != count:
-        raise ValueError(count)
+        raise ValueError(f"{count} LogGroups are declared")
     return tuple(message.LogGroups)

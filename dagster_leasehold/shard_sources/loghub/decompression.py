@@ -1,89 +1,52 @@
 """Decompression with a limit: a payload of a few kilobytes must not become gigabytes in memory.
 
-A stream is expanded piece by piece until it ends or exceeds the limit. A block must be expanded as
-a whole, so its declared size is checked before memory is allocated.
+The service declares the expanded size of a payload. It is checked before memory is allocated, and
+no more than that is expanded.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from dagster_leasehold.lease_store.errors import PayloadDamaged, PayloadTooLarge
-
-_PIECE_BYTES = 256 * 1024
-
-
-class Codec(StrEnum):
-    """The compression of a payload.
-
-    `gzip` also reads zlib's format (RFC 1950), `zstd` is the frame format, and `lz4_block` is a
-    block whose expanded size is sent beside it.
-    """
-
-    NONE = "none"
-    GZIP = "gzip"
-    LZ4_BLOCK = "lz4_block"
-    ZSTD = "zstd"
+# The names of the service's codecs in Arrow. `gzip` also reads zlib's format (RFC 1950).
+_STREAMS = {"deflate": "gzip", "gzip": "gzip", "zstd": "zstd"}
+LZ4 = "lz4"
+"""A block without its expanded size."""
+CODECS = ("", LZ4, *_STREAMS)
 
 
-def decompress(data: bytes, codec: Codec, limit: int, *, size: int | None = None) -> bytes:
-    """Return the expanded payload.
+def decompress(data: bytes, codec: str, *, size: int, limit: int) -> bytes:
+    """Return the expanded payload; consecutive gzip or zstd members are one payload.
 
     Args:
-        data: the payload; consecutive gzip or zstd members are one payload.
-        codec: its compression.
-        limit: the largest expanded size in bytes.
-        size: the expanded size that the service declares; required for `lz4_block`.
+        codec: its compression, as the service names it; empty without one.
+        size: the expanded size that the service declares.
+        limit: the largest size that is allowed.
 
     Raises:
-        PayloadTooLarge: the expanded or the declared size exceeds the limit.
-        PayloadDamaged: the payload is incomplete, has another codec, or differs from its size.
+        ValueError: the size exceeds the limit, the codec is unknown, or the payload is incomplete,
+            has another codec, or does not expand to this size.
     """
-    too_large = PayloadTooLarge(
-        f"A {codec} payload of {len(data)} bytes expands to more than the {limit} bytes allowed."
-    )
-    if size is not None and size > limit:
-        raise too_large
+    if codec not in CODECS:
+        raise ValueError(f"the codec {codec!r} is unknown")
+    if not 0 <= size <= limit:
+        raise ValueError(f"{size} bytes are declared, and at most {limit} are allowed")
     try:
-        match codec:
-            case Codec.NONE:
-                expanded = data
-            case Codec.LZ4_BLOCK:
-                expanded = _lz4_block(data, size)
-            case Codec.GZIP | Codec.ZSTD:
-                expanded = _stream(data, codec, limit)
+        expanded = _expanded(data, codec, size) if codec else data
     except OSError:
-        raise PayloadDamaged(
-            f"A payload of {len(data)} bytes is incomplete, or its codec is not {codec}."
-        ) from None
-    if len(expanded) > limit:
-        raise too_large
-    if size is not None and len(expanded) != size:
-        raise PayloadDamaged(
-            f"A {codec} payload of {len(data)} bytes expands to {len(expanded)} bytes, but "
-            f"{size} bytes were declared."
-        )
+        raise ValueError(f"{len(data)} bytes are incomplete, or not of codec {codec}") from None
+    if len(expanded) != size:
+        raise ValueError(f"{len(data)} bytes of codec {codec!r} do not expand to {size} bytes")
     return expanded
 
 
-def _stream(data: bytes, codec: Codec, limit: int) -> bytes:
-    """Return the expanded bytes, or the first bytes beyond the limit."""
-    import pyarrow as pa
+def _expanded(data: bytes, codec: str, size: int) -> bytes:
+    """Return the expanded bytes, at most one more than `size`."""
+    if codec != LZ4:
+        import pyarrow as pa
 
-    expanded = bytearray()
-    with pa.CompressedInputStream(pa.BufferReader(data), str(codec)) as stream:
-        while len(expanded) <= limit and (piece := stream.read(_PIECE_BYTES)):
-            expanded += piece
-    return bytes(expanded)
-
-
-def _lz4_block(data: bytes, size: int | None) -> bytes:
+        with pa.CompressedInputStream(pa.BufferReader(data), _STREAMS[codec]) as stream:
+            return stream.read(size + 1)
     from lz4 import block
 
-    if size is None or size < 0:
-        raise PayloadDamaged(
-            f"An {Codec.LZ4_BLOCK} payload of {len(data)} bytes came without its expanded size."
-        )
     try:
         return block.decompress(data, uncompressed_size=size) if data or size else b""
     except block.LZ4BlockError as error:
