@@ -87,6 +87,7 @@ class Member:
             launched in the meantime would send heartbeats for that incarnation.
         problem: the thread's last user mistake; None after a successful heartbeat.
         followed: True if runs that continue without the planner have shards of the node open.
+        cold: True while the node's Spark is starting.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class Member:
         self.contested = True
         self.problem: UserMistake | None = None
         self.followed = False
+        self.cold = False
+        self._waits = False
         self._observer = observer or str(settings.name)
         self._count = count
         self._checked_at: float | None = None
@@ -371,15 +374,23 @@ class Member:
         It returns the change as a phrase, or an empty text. While another incarnation has the
         name, the call only watches its counter, until the counter moves or has not moved for the
         group's timeout. Unless the node `joins`, nothing is registered. A node whose planner is
-        silent takes no runs unless it is `followed`, because no process would launch them.
+        silent takes no runs unless it is `followed`, because no process would launch them. A
+        `cold` node takes none while all other nodes take runs: they commit its shards sooner.
         Raises as `keep`.
         """
-        takes = accepts_runs and (self.followed or not self.planner_silent_s)
-        self.offer(replace(self.settings, accepts_runs=takes))
-        unchanged = self._registered == self.settings
-        if unchanged and not self.beat_due():
-            return ""
+        due = self.beat_due()
         try:
+            if not self.cold:
+                self._waits = False
+            elif due or not self.joined:
+                others = self._possible_successors()
+                self._waits = bool(others) and all(node.accepts_runs for node in others)
+            followed = self.followed or not self.planner_silent_s
+            takes = accepts_runs and followed and not self._waits
+            self.offer(replace(self.settings, accepts_runs=takes))
+            unchanged = self._registered == self.settings
+            if unchanged and not due:
+                return ""
             # A heartbeat reads only the node's own row. Otherwise a thousand nodes would read a
             # million rows in each interval.
             pulse = self.store.pulse(self.key, self.node if unchanged else None)
@@ -467,10 +478,13 @@ class Member:
         try:
             if not self.joined or late or not self.progress():
                 return False
-            pulse = self.store.pulse(self.key)
+            return any(node.accepts_runs for node in self._possible_successors())
         except UnknownGroup:
             return False
+
+    def _possible_successors(self) -> list[Node]:
+        """Return the other members if the group transfers shards between them."""
+        pulse = self.store.pulse(self.key)
         if pulse.group.paused or pulse.group.assignment is not AssignmentMode.BALANCED:
-            return False
-        others = (node for node in pulse.nodes if node.name != self.node)
-        return any(node.member and node.accepts_runs for node in others)
+            return []
+        return [node for node in pulse.nodes if node.member and node.name != self.node]

@@ -1,8 +1,9 @@
 """The agent of a node: the process of `leasehold node`, one per host.
 
 It keeps the code server running, which starts the node's runs, and keeps Spark warm for them. It
-sends the node's heartbeats and plans for the node. While the code server takes no runs, the node is
-marked as not accepting runs, so that its shards are transferred to other nodes. To stop, the agent
+sends the node's heartbeats and plans for the node. While the code server takes no runs, or Spark is
+starting and all other nodes take runs, the node is marked as not accepting runs, so that its shards
+are transferred to other nodes. To stop, the agent
 transfers the shards, waits until the runs finish their batches, frees the remaining shards, and
 stops its child processes last.
 """
@@ -333,6 +334,7 @@ class NodeAgent:
                         say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
+        member.cold = self._spark is not None and self._spark.cold
         # Only a published node joins, because launchers find no other node.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 

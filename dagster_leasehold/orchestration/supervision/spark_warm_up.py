@@ -50,6 +50,11 @@ class SparkKeeper:
         if self._active:
             register_keeper(self._folder)
 
+    @property
+    def cold(self) -> bool:
+        """True until a first job has ended, or a server of this folder was found running."""
+        return self._active and not self._warm
+
     def check(self) -> None:
         """Start the server, or retry a failed start; to be called about once a second."""
         if not self._active or self._warm:

@@ -22,6 +22,7 @@ from tests.simulation.protocol.stage import TICK_S
 
 ADDRESS = "deployment"
 KEEP_S = 1.0
+SPARK_START_S = 20.0
 
 
 class SensorHost(Host):
@@ -88,6 +89,7 @@ class AgentHost(Host):
         super().__init__(world, replace(settings, address=ADDRESS))
         self._published = False
         self._member: Member | None = None
+        self._warm_at = 0.0
 
     @property
     @override
@@ -117,6 +119,7 @@ class AgentHost(Host):
             self.runs.kill()
         process = Process(f"{self.name}.agent")
         self._published = False
+        self._warm_at = self.clock() + stage.chance.uniform(0, SPARK_START_S) * stage.unit_s
         self.begin(process, lambda: self._keep(process))
         self._stage.schedule.spawn(process, lambda: self._plan(process), KEEP_S)
 
@@ -172,6 +175,7 @@ class AgentHost(Host):
     def _keep_once(self, member: Member) -> bool:
         """Beat if that is due; return True if the node may be a member."""
         self.refused = False
+        member.cold = self.clock() < self._warm_at
         try:
             accepts_runs = self.settings[self.name].accepts_runs
             message = member.keep_alive(accepts_runs=accepts_runs, joins=self._published)

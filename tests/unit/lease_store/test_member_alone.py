@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_leasehold.lease_store.errors import (
@@ -10,7 +12,7 @@ from dagster_leasehold.lease_store.errors import (
     StoreUnavailable,
     UnknownGroup,
 )
-from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
@@ -87,6 +89,37 @@ def test_a_member_stores_whether_it_accepts_runs(store: MemoryStore) -> None:
     assert not row(store).accepts_runs
     assert place.keep_alive(accepts_runs=True) == "takes runs again in group orders/default"
     assert row(store).accepts_runs
+
+
+def test_a_cold_member_takes_no_runs_while_all_others_do(store: MemoryStore) -> None:
+    clock = ManualClock()
+    other = Node(NodeName("b"), 0, "other")
+    place = member(store, clock)
+    place.cold = True
+    place.keep_alive(accepts_runs=True)
+    assert place.settings.accepts_runs, "a cold member without others must take runs"
+    store.register(KEY, other, observer="test")
+    for others_take_runs in (True, False, True):
+        store.register(KEY, replace(other, accepts_runs=others_take_runs), observer="test")
+        for _ in range(8):
+            clock.now_s += 1
+            place.keep_alive(accepts_runs=True)
+        [stored] = [node for node in store.snapshot(KEY).nodes if node.name == A]
+        assert stored.accepts_runs is not others_take_runs
+    place.cold = False
+    place.keep_alive(accepts_runs=True)
+    assert all(node.accepts_runs for node in store.snapshot(KEY).nodes)
+
+
+def test_a_cold_member_takes_runs_where_shards_cannot_move() -> None:
+    store = MemoryStore()
+    store.create_group(Group(KEY, assignment=AssignmentMode.MODULO))
+    store.register(KEY, Node(NodeName("b"), 0, "b", source_count=2, node_id=1), observer="test")
+    settings = Node(A, 0, "first", source_count=2, node_id=0)
+    place = Member(store, KEY, settings, clock=ManualClock())
+    place.cold = True
+    place.keep_alive(accepts_runs=True)
+    assert all(node.accepts_runs for node in store.snapshot(KEY).nodes)
 
 
 def test_the_name_of_a_live_member_is_refused_in_one_sentence(store: MemoryStore) -> None:

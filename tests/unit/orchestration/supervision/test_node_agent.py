@@ -37,6 +37,7 @@ from dagster_leasehold.orchestration.supervision.code_server import (
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
+from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 from dagster_leasehold.sensors.tick_mark import write_tick_mark
 from tests.waiting import wait_for
 
@@ -82,6 +83,7 @@ class Scene:
         store: MemoryStore | None = None,
         further: Sequence[GroupKey] = (),
         clock: Clock = steady_clock,
+        spark: SparkKeeper | None = None,
     ) -> None:
         self.folder, self.instance = folder, instance
         self.store, self.server = store or MemoryStore(), Server()
@@ -93,7 +95,7 @@ class Scene:
             store=self.store,
             instance=instance,
             server=self.server,
-            spark=None,
+            spark=spark,
             folder=folder,
             advertised=AT,
             leave_timeout_s=DEADLINE_S,
@@ -180,6 +182,41 @@ def test_a_node_is_published_once_its_code_server_answers(scene: Scene) -> None:
         assert find(scene.instance, A) == AT
     assert withdrawn(scene.instance, A)
     assert scene.server.stopped
+
+
+class ColdSpark(SparkKeeper):
+    """A keeper whose server starts when a test says so."""
+
+    def __init__(self) -> None:
+        self.started = False
+
+    @property
+    @override
+    def cold(self) -> bool:
+        return not self.started
+
+    @override
+    def check(self) -> None:
+        pass
+
+    @override
+    def stop(self) -> None:
+        pass
+
+
+def test_a_node_leaves_its_shards_to_others_until_its_spark_is_warm(tmp_path: Path) -> None:
+    """Goal: after a restart, warm nodes commit its shards without a pause."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        ensure_instance_address(instance)
+        spark = ColdSpark()
+        scene = Scene(tmp_path, instance, DEADLINE_S, spark=spark)
+        scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
+        with scene.at_work():
+            until(lambda: scene.row is not None and scene.row.member)
+            assert scene.row is not None
+            assert not scene.row.accepts_runs
+            spark.started = True
+            until(lambda: scene.row is not None and scene.row.accepts_runs)
 
 
 def test_a_node_with_a_silent_code_server_keeps_beating_and_transfers_its_shards(
