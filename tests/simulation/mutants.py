@@ -246,13 +246,16 @@ class NeverTakesOver(Rebalancer):
 class ForgetsPendingHandOvers(MemoryStore):
     """A holder that comes back under another run does not see that its shard was on its way."""
 
-    def open_tenure(self, key, shard, node, run, *, replaces=None):
-        rows = self._groups[key]
-        row = rows.shards.get(shard)
-        moving = row is not None and row.consumer_owner == node and row.state.value == "transfer"
-        if moving and row.consumer_run:
-            return super().open_tenure(key, shard, node, run)
-        return super().open_tenure(key, shard, node, run, replaces=replaces)
+    def open_tenures(self, key, shards, node, run, *, replaces):
+        known = self._groups[key].shards
+        rows = [known[shard] for shard in shards if shard in known]
+        moving = {
+            row.shard
+            for row in rows
+            if row.consumer_owner == node and row.state.value == "transfer"
+        }
+        others = {shard: ended for shard, ended in replaces.items() if shard not in moving}
+        return super().open_tenures(key, shards, node, run, replaces=others)
 
     def free_orphans(self, key, *, observer):
         return Changed()
@@ -261,18 +264,15 @@ class ForgetsPendingHandOvers(MemoryStore):
 class ComparesWithoutCase(MemoryStore):
     """The database's collation takes `node-0` and `NODE-0` for one name."""
 
-    def open_tenure(self, key, shard, node, run, *, replaces=None):
-        row = self._groups[key].shards.get(shard)
-        owner = row.consumer_owner if row else None
-        if owner is not None and owner.casefold() == node.casefold():
-            node = owner
-        return super().open_tenure(key, shard, node, run, replaces=replaces)
-
     def open_tenures(self, key, shards, node, run, *, replaces):
-        return {
-            shard: self.open_tenure(key, shard, node, run, replaces=replaces.get(shard))
-            for shard in shards
-        }
+        outcomes = {}
+        for shard in shards:
+            row = self._groups[key].shards.get(shard)
+            owner = row.consumer_owner if row else None
+            same = owner is not None and owner.casefold() == node.casefold()
+            taker = owner if same else node
+            outcomes |= super().open_tenures(key, [shard], taker, run, replaces=replaces)
+        return outcomes
 
 
 class ChecksBeforeItWaits(StoreSeam):

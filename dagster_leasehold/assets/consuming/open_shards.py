@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
+from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import fail, span
@@ -190,7 +191,7 @@ class OpenShards:
     ) -> None:
         """Release all shards, or the shards in `among`, at their checkpoints.
 
-        Tenures are closed in one transaction where possible; a shard in transfer is closed alone.
+        Tenures are closed in one transaction, and shards in transfer in a second one.
         """
         # A store that did not answer an earlier call may have recovered.
         self._store_unavailable = False
@@ -273,12 +274,10 @@ class OpenShards:
         tenures = [open_.tenure for open_ in stale]
         announced = self._store.announce_all(tenures, handoff_eta_s=eta_s)
         for open_ in stale:
-            try:
-                if open_.tenure.shard not in announced:
-                    self._store.announce(open_.tenure, handoff_eta_s=eta_s)
+            if open_.tenure.shard in announced:
                 open_.announced_s = max(eta_s, 1e-3)
-            except LeaseLost as error:
-                self.lose(open_, str(error))
+            else:
+                self.lose(open_, str(lease_lost(open_.tenure)))
 
     def _fail(self, open_: OpenShard, error: Exception) -> None:
         """Release a shard whose step raised; the others continue."""

@@ -101,7 +101,7 @@ class Opening:
         self.shards.each(begin, new_shards)
 
     def _open_tenures(self, new_shards: Sequence[ShardId], *, gained: bool) -> None:
-        """Open tenures in one transaction, and the remaining shards one by one."""
+        """Open tenures together; if one row cannot be read, one by one."""
         key, ready = self.stream.key, list[ShardId]()
         for shard in new_shards:
             try:

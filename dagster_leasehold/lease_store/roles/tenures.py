@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -24,13 +25,13 @@ from dagster_leasehold.lease_store.roles.operations import (
     abandon_intent,
     current_row,
     journalled,
-    locked_shard,
     loss_of,
 )
 from dagster_leasehold.lease_store.rules import ledger, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.isolation import Suspicion, tries_after
 from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
+from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.stored_rows import Raced
@@ -42,28 +43,12 @@ class Tenures(Operations):
     def open_tenure(
         self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
-        """Begin a tenure: increment the epoch and set `consumer_run`, in one compare-and-set.
-
-        The tenure of `replaces`, a run that has certainly ended, is closed.
-        """
+        """Begin a tenure of one shard, as `open_tenures`; raise UnknownShard without the shard."""
         replaced = {shard: replaces} if replaces is not None else {}
-        if opened := self.open_tenures(key, [shard], node, run, replaces=replaced):
-            return opened[shard]
-
-        def work(rows: Rows) -> Opened | OpenByOther | NotHeld:
-            row = locked_shard(rows, shard)
-            refused = transitions.opening_refused(row, node, replaces, paused=rows.group().paused)
-            if refused is not None:
-                return rows.abandon(refused)
-            if row.state is not ShardState.TRANSFER:
-                return _opened(rows, [row], node, run)[shard]
-            # The holder's run died before it released the shard, so the transfer ends here.
-            reason = f"its run {row.consumer_run} had ended"
-            step = transitions.closed(row, rows.members(), reason, attempt_failed=True)
-            rows.carry_out([step], str(node))
-            return NotHeld(row.state.value, step.after.consumer_owner)
-
-        return self._changing("open_tenure", key, work)
+        outcome = self.open_tenures(key, [shard], node, run, replaces=replaced).get(shard)
+        if outcome is None:
+            raise unknown_shard(key, shard)
+        return outcome
 
     def open_tenures(
         self,
@@ -74,31 +59,47 @@ class Tenures(Operations):
         *,
         replaces: Mapping[ShardId, str],
     ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
-        """Begin tenures of some shards in one transaction; `replaces` is by shard.
+        """Begin tenures: increment the epoch and set `consumer_run`, in one compare-and-set.
 
-        Unknown shards and shards in transfer are omitted: for these, `open_tenure` raises or ends
-        the transfer.
+        The tenure of a run in `replaces`, which has certainly ended, is closed. If the shard was in
+        transfer, it goes to the next node, in a transaction of its own. Unknown shards are omitted.
         """
         if not shards:
             return {}
 
-        def work(rows: Rows) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
+        def work(
+            rows: Rows, shards: Sequence[ShardId], *, moving: bool
+        ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
             leases = rows.shards(shards, lock=True)
             # Read after the locks are taken: see `lease_store.draining`.
             paused = rows.group().paused
             outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
             ready: list[ShardLease] = []
+            ended: list[transitions.Step] = []
             for shard, row in leases.items():
                 refused = transitions.opening_refused(row, node, replaces.get(shard), paused=paused)
                 if refused is not None:
                     outcomes[shard] = refused
                 elif row.state is not ShardState.TRANSFER:
                     ready.append(row)
-            if not ready:
+                elif moving:
+                    # The holder's run died before it released the shard.
+                    reason = f"its run {row.consumer_run} had ended"
+                    step = transitions.closed(row, rows.members(), reason, attempt_failed=True)
+                    ended.append(step)
+                    outcomes[shard] = NotHeld(row.state.value, step.after.consumer_owner)
+            if not ready and not ended:
                 return rows.abandon(outcomes)
+            rows.carry_out(ended, str(node))
             return outcomes | _opened(rows, ready, node, run)
 
-        return self._writing("open_tenure", key, work, mark=journalled(shards[0]))
+        mark = journalled(shards[0])
+        first = partial(work, shards=shards, moving=False)
+        outcomes = self._writing("open_tenure", key, first, mark=mark)
+        if remaining := [shard for shard in shards if shard not in outcomes]:
+            second = partial(work, shards=remaining, moving=True)
+            outcomes |= self._changing("open_tenure", key, second)
+        return outcomes
 
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
         """Return the state of a group's tenures, in one statement."""
@@ -118,32 +119,16 @@ class Tenures(Operations):
 
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
         """Store the holder's estimate until its next batch boundary, in seconds."""
-        if self.announce_all([tenure], handoff_eta_s=handoff_eta_s):
-            return
-
-        def work(rows: Rows) -> None:
-            _change_current(rows, tenure, handoff_eta_s=handoff_eta_s)
-
-        # The shard is in transfer, so the generation must change for the next node; or the tenure
-        # is over.
-        self._changing("announce", tenure.key, work)
+        if not self.announce_all([tenure], handoff_eta_s=handoff_eta_s):
+            raise lease_lost(tenure)
 
     def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
-        """Store it for tenures of one group in one transaction; return the shards.
+        """Store it for tenures of one group; return their shards, without ended tenures."""
 
-        Shards in transfer and ended tenures are omitted.
-        """
-        if not tenures:
-            return set()
+        def rule(row: ShardLease, _: object) -> transitions.Step:
+            return transitions.Step(row, replace(row, handoff_eta_s=handoff_eta_s), ())
 
-        def work(rows: Rows) -> set[ShardId]:
-            steps = [
-                transitions.Step(row, replace(row, handoff_eta_s=handoff_eta_s), ())
-                for row in _held_rows(rows, tenures)
-            ]
-            return set(rows.carry_out(steps, str(tenures[0].holder)).shards)
-
-        return self._writing("announce", tenures[0].key, work)
+        return self._steps_of("announce", tenures, rule)
 
     def close_tenure(
         self,
@@ -153,25 +138,11 @@ class Tenures(Operations):
         attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> None:
-        """End a tenure; a shard in transfer goes to the next node at once (edge 6).
-
-        With `attempt_failed`, `reason` is the error of a failed attempt at the intended range.
-        `failed_at` is when the run failed; the row keeps `reason` until the next commit.
-        """
-        if self.close_tenures(
+        """End one tenure, as `close_tenures`."""
+        if not self.close_tenures(
             [tenure], reason=reason, attempt_failed=attempt_failed, failed_at=failed_at
         ):
-            return
-
-        def work(rows: Rows) -> None:
-            row, members = current_row(rows, tenure), rows.members()
-            step = transitions.closed(
-                row, members, reason, attempt_failed=attempt_failed, failed_at=failed_at
-            )
-            rows.carry_out([step], str(tenure.holder))
-
-        # The shard is in transfer, so its owner changes; or the tenure is over.
-        self._changing("close_tenure", tenure.key, work)
+            raise lease_lost(tenure)
 
     def close_tenures(
         self,
@@ -181,26 +152,53 @@ class Tenures(Operations):
         attempt_failed: bool = False,
         failed_at: datetime | None = None,
     ) -> set[ShardId]:
-        """End tenures of one group in one transaction; return the released shards.
+        """End tenures of one group; return their shards, without tenures that had ended.
 
-        Shards in transfer and ended tenures are omitted.
+        A shard in transfer goes to the next node at once (edge 6). With `attempt_failed`, `reason`
+        is the error of a failed attempt at the intended range. `failed_at` is when the run failed;
+        the row keeps `reason` until the next commit.
+        """
+
+        def rule(row: ShardLease, members: set[NodeName]) -> transitions.Step:
+            return transitions.closed(
+                row, members, reason, attempt_failed=attempt_failed, failed_at=failed_at
+            )
+
+        return self._steps_of("close_tenure", tenures, rule)
+
+    def _steps_of(
+        self,
+        kind: str,
+        tenures: Sequence[Tenure],
+        rule: Callable[[ShardLease, set[NodeName]], transitions.Step],
+    ) -> set[ShardId]:
+        """Take a step for each tenure that has not ended; return their shards.
+
+        Shards in transfer take a second transaction, which changes the generation, so that the next
+        node reads their rows.
         """
         if not tenures:
             return set()
 
-        def work(rows: Rows) -> set[ShardId]:
+        def work(rows: Rows, tenures: Sequence[Tenure], *, moving: bool) -> set[ShardId]:
+            locked = rows.shards([tenure.shard for tenure in tenures], lock=True)
+            members = rows.members() if moving else set[NodeName]()
             steps = [
-                transitions.closed(
-                    row, set(), reason, attempt_failed=attempt_failed, failed_at=failed_at
-                )
-                for row in _held_rows(rows, tenures)
+                rule(row, members)
+                for tenure in tenures
+                if (row := locked.get(tenure.shard)) is not None
+                and transitions.holds(row, tenure)
+                and (moving or row.state is not ShardState.TRANSFER)
             ]
             if not steps:
                 return rows.abandon(set[ShardId]())
             return set(rows.carry_out(steps, str(tenures[0].holder)).shards)
 
-        mark = journalled(tenures[0].shard)
-        return self._writing("close_tenure", tenures[0].key, work, mark=mark)
+        key, mark = tenures[0].key, journalled(tenures[0].shard)
+        done = self._writing(kind, key, partial(work, tenures=tenures, moving=False), mark=mark)
+        if remaining := [tenure for tenure in tenures if tenure.shard not in done]:
+            done |= self._changing(kind, key, partial(work, tenures=remaining, moving=True))
+        return done
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         """Persist a checkpoint without a batch, for clients without a ledger.
@@ -421,18 +419,6 @@ def _opened(
         outcomes[row.shard] = transitions.opening(rows.key, step, node, next_sequence, intent)
     rows.carry_out(steps, str(node))
     return outcomes
-
-
-def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
-    """Lock shards; return each whose tenure is current and that is not in transfer."""
-    locked = rows.shards([tenure.shard for tenure in tenures], lock=True)
-    return [
-        row
-        for tenure in tenures
-        if (row := locked.get(tenure.shard)) is not None
-        and transitions.holds(row, tenure)
-        and row.state is not ShardState.TRANSFER
-    ]
 
 
 def _change_current(rows: Rows, tenure: Tenure, **changes: Any) -> None:

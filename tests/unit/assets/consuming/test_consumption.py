@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.shard_sources.local_log import Record
 from dagster_leasehold.shard_sources.local_log import format as local_log_format
 from dagster_leasehold.shard_sources.source import Position, ReadRange
@@ -353,7 +354,7 @@ def test_an_unavailable_store_is_called_once_to_open_all_shards(world: World) ->
     assert {report.error for report in reports.values()} == {"The database does not answer."}
 
 
-def test_a_shard_in_transfer_is_announced_by_itself(world: World) -> None:
+def test_a_shard_in_transfer_is_announced_too(world: World) -> None:
     """Method: one shard is requested while the first batch is in progress."""
 
     def ask() -> None:
@@ -364,15 +365,19 @@ def test_a_shard_in_transfer_is_announced_by_itself(world: World) -> None:
             )[ZERO]
         world.now_s += 3.0
 
-    announced: list[ShardId] = []
-    original = world.store.announce
-    world.store.announce = lambda tenure, **more: (
-        announced.append(tenure.shard),
-        original(tenure, **more),
-    )
+    announced: list[object] = []
+    original = world.store.announce_all
+
+    def announce_all(tenures, *, handoff_eta_s):
+        shards = original(tenures, handoff_eta_s=handoff_eta_s)
+        if tenures:
+            announced.append((shards, world.lease(ZERO).state, world.lease(ZERO).handoff_eta_s))
+        return shards
+
+    world.store.announce_all = announce_all
     world.sweeper.before = ask
     reports = world.consume()
-    assert announced == [ZERO]
+    assert announced == [({ZERO, ONE}, ShardState.TRANSFER, 3.0)]
     assert reports[ZERO].stopped is StopReason.HANDED_OVER
     assert reports[ONE].stopped is StopReason.CAUGHT_UP
 
