@@ -158,7 +158,7 @@ class PlanSteps:
         Once `late` returns True, the remaining moves wait for the next tick.
         """
         claims = [action for action in actions if isinstance(action, plans.Claim)]
-        claims.sort(key=lambda claim: rank_key(claim.node))
+        claims.sort(key=lambda claim: rank_key(claim.gains))
         any_sent, remaining = False, len(claims)
         for start in range(0, len(claims), CLAIMS_PER_STEP):
             part = claims[start : start + CLAIMS_PER_STEP]
@@ -168,7 +168,7 @@ class PlanSteps:
             any_sent, remaining = self.claim(part, summary) or any_sent, remaining - len(part)
         transfers = [action for action in actions if isinstance(action, plans.BeginTransfer)]
         # Sorted by gaining node: the store writes rows with the same change in one statement.
-        transfers.sort(key=lambda transfer: rank_key(transfer.to))
+        transfers.sort(key=lambda transfer: rank_key(transfer.gains))
         cancels = [action for action in actions if isinstance(action, plans.CancelTransfer)]
         moves, lines, count = len(transfers) + len(cancels), list[str](), 0
         while count < moves and not (count and late()):
@@ -192,7 +192,7 @@ class PlanSteps:
             self.notes.count("claim")
             return self.store.claim(
                 self.key,
-                {each.shard: (each.node, each.seen_lease_id) for each in part},
+                {each.shard: (each.gains, each.seen_lease_id) for each in part},
                 observer=self.observer,
                 reason=f"it was free; {summary}",
             )
@@ -204,7 +204,7 @@ class PlanSteps:
         by_node: dict[NodeName, list[ShardId]] = {}
         for each in claims:
             if each.shard in outcomes:
-                by_node.setdefault(each.node, []).append(each.shard)
+                by_node.setdefault(each.gains, []).append(each.shard)
         for node in sorted(by_node, key=rank_key):
             shards = by_node[node]
             gains = tuple(shard for shard in shards if isinstance(outcomes[shard], Changed))
@@ -221,7 +221,7 @@ class PlanSteps:
             self.notes.count("begin_transfer")
             return self.store.begin_transfer(
                 self.key,
-                {each.shard: (each.to, each.seen_lease_id, each.reason) for each in part},
+                {each.shard: (each.gains, each.seen_lease_id, each.reason) for each in part},
                 observer=self.observer,
             )
 

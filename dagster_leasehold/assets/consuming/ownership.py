@@ -134,7 +134,7 @@ def _claimant(
             "of the group yet: switch the rebalance sensor on."
         )
     claims = (action for action in planned().actions if isinstance(action, Claim))
-    node = next((claim.node for claim in claims if claim.shard == row.shard), None)
+    node = next((claim.gains for claim in claims if claim.shard == row.shard), None)
     if node is None:
         return Refused(
             f"The plan leaves shard {row.shard} of {key} unassigned: "

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown
@@ -24,77 +25,73 @@ UNSUBSCRIBABLE = "its source does not allow consumers to subscribe to it now"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Edge 3: `node` claims an unassigned shard, if its `lease_id` is still `seen_lease_id`."""
+class Action:
+    """A move of a shard; it fails if the shard's `lease_id` is no longer `seen_lease_id`.
+
+    Attributes:
+        gains: the node that has one shard more afterwards.
+        loses: the node that has one less, or None.
+    """
+
+    KIND: ClassVar[str]
+    CLAUSE: ClassVar[str]
 
     shard: ShardId
-    node: NodeName
+    gains: NodeName
+    loses: NodeName | None
     seen_lease_id: int
     reason: str
 
-    @property
-    def gains(self) -> NodeName:
-        """The node that gains the shard."""
-        return self.node
-
     def __str__(self) -> str:
-        return f"{self.node} claims shard {self.shard}: {self.reason}"
+        clause = self.CLAUSE.format(shard=self.shard, gains=self.gains, loses=self.loses)
+        return f"{clause}: {self.reason}"
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The move as cells of a table: shard, kind, from, to and reason."""
-        return self.shard, "claim", "", self.node, self.reason
+        return self.shard, self.KIND, self.loses or "", self.gains, self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class BeginTransfer:
+class Claim(Action):
+    """Edge 3: claim an unassigned shard."""
+
+    __slots__ = ()
+    KIND = "claim"
+    CLAUSE = "{gains} claims shard {shard}"
+
+
+class BeginTransfer(Action):
     """Edge 5: begin to transfer a shard from its live holder to another node."""
 
-    shard: ShardId
-    holder: NodeName
-    to: NodeName
-    seen_lease_id: int
-    reason: str
-
-    @property
-    def gains(self) -> NodeName:
-        """The node that has one shard more afterwards."""
-        return self.to
-
-    def __str__(self) -> str:
-        return f"shard {self.shard} moves from {self.holder} to {self.to}: {self.reason}"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The move as cells of a table: shard, kind, from, to and reason."""
-        return self.shard, "transfer", self.holder, self.to, self.reason
+    __slots__ = ()
+    KIND = "transfer"
+    CLAUSE = "shard {shard} moves from {loses} to {gains}"
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTransfer:
+class CancelTransfer(Action):
     """Edge 6: cancel a transfer; the holder keeps the shard."""
 
-    shard: ShardId
-    holder: NodeName
-    next: NodeName
-    seen_lease_id: int
-    reason: str
-
-    @property
-    def gains(self) -> NodeName:
-        """The node that has one shard more afterwards."""
-        return self.holder
-
-    def __str__(self) -> str:
-        return f"shard {self.shard} stays with {self.holder} instead of {self.next}: {self.reason}"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The move as cells of a table: shard, kind, from, to and reason."""
-        return self.shard, "cancel transfer", self.next, self.holder, self.reason
+    __slots__ = ()
+    KIND = "cancel transfer"
+    CLAUSE = "shard {shard} stays with {gains} instead of {loses}"
 
 
-Action = Claim | BeginTransfer | CancelTransfer
+def next_action(
+    lease: ShardLease, owner: NodeName | None, taker: NodeName, reason: str
+) -> Action | None:
+    """Return the move towards `taker` that is possible now; None if it waits for a later round.
+
+    `owner` is the live owner. A shard of a dead owner waits for the owner's eviction. A shard in
+    transfer to a third node first returns to its holder.
+    """
+    holder, seen = lease.consumer_owner, lease.lease_id
+    if lease.state is ShardState.NOT_ALLOC:
+        return Claim(lease.shard, taker, None, seen, reason)
+    if owner is None or holder is None:
+        return None
+    if lease.state is ShardState.ALREADY_ALLOC:
+        return BeginTransfer(lease.shard, taker, owner, seen, reason)
+    return CancelTransfer(lease.shard, holder, owner, seen, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +416,7 @@ def _towards(
         if owner == target:
             continue
         moves += 1
-        action = _step(lease, owner, target)
+        action = next_action(lease, owner, target, f"the settings of {target} select it")
         if action is not None:
             actions.append(action)
     return Plan(
@@ -433,16 +430,3 @@ def _towards(
         summary=summary,
         proof=("the settings determine the node of each shard, and shards elsewhere move once",),
     )
-
-
-def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> Action | None:
-    """Return the move that is possible now, or None."""
-    reason = f"the settings of {target} select it"
-    if lease.state is ShardState.NOT_ALLOC:
-        return Claim(lease.shard, target, lease.lease_id, reason)
-    holder = lease.consumer_owner
-    if owner is None or holder is None:
-        return None
-    if lease.state is ShardState.ALREADY_ALLOC:
-        return BeginTransfer(lease.shard, owner, target, lease.lease_id, reason)
-    return CancelTransfer(lease.shard, holder, owner, lease.lease_id, reason)

@@ -42,6 +42,7 @@ LEVEL = 0.05
 """Loads that differ from the mean by at most this part of it count as level."""
 
 CAPPED = "every live node has as many shards as the node cap"
+UNASSIGNED = "it is unassigned"
 
 _Entry = tuple[bool, object, ShardId]
 
@@ -176,9 +177,8 @@ class _Moves:
         holder, following = lease.consumer_owner, lease.lease_owner
         if holder is not None and following is not None:
             reason = f"{following} takes no runs"
-            self.actions.append(
-                plans.CancelTransfer(lease.shard, holder, following, lease.lease_id, reason)
-            )
+            action = plans.next_action(lease, following, holder, reason)
+            self.actions += [action] if action else []
             self.moves += 1
 
     def place(self, lease: ShardLease, owner: NodeName | None, *, given_back: bool = False) -> None:
@@ -208,23 +208,14 @@ class _Moves:
         self, lease: ShardLease, owner: NodeName | None, taker: NodeName, share: str
     ) -> plans.Action | None:
         """Return the move that is possible now; None if it must wait for a later round."""
-        if lease.state is ShardState.NOT_ALLOC:
-            return plans.Claim(lease.shard, taker, lease.lease_id, f"it is unassigned; {share}")
-        if owner is None:
-            return None  # Its owner is dead. The eviction makes it free.
-        quota = self.quotas.get(owner)
+        if lease.state is ShardState.TRANSFER and lease.consumer_owner not in self.counts:
+            return None  # In transfer between two nodes that take no runs: it moves afterwards.
+        quota = self.quotas.get(owner) if owner else None
         why = f"{owner} takes no runs"
         if quota is not None:
             why = f"{owner} has more than its share of {quota}"
-        if lease.state is ShardState.ALREADY_ALLOC:
-            return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
-        holder = lease.consumer_owner
-        if holder is not None and holder in self.counts:
-            # If `taker` is a third node, the next round transfers the shard to it.
-            return plans.CancelTransfer(
-                lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
-            )
-        return None  # In transfer between two nodes that take no runs: it moves after its arrival.
+        why = UNASSIGNED if lease.state is ShardState.NOT_ALLOC else why
+        return plans.next_action(lease, owner, taker, f"{why}; {share}")
 
     def _return_to(self, lease: ShardLease, owner: NodeName | None) -> NodeName | None:
         """Return the holder of a shard in transfer, if it has room to keep it."""
@@ -522,18 +513,17 @@ def _action(
     lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
 ) -> plans.Action | None:
     """Return the move that is possible now; None if it must wait for a later round."""
-    share = f"{target} then has {load:g} records/s, {weight:g} from this shard"
-    if lease.state is ShardState.NOT_ALLOC:
-        return plans.Claim(lease.shard, target, lease.lease_id, f"it is unassigned; {share}")
-    if owner is None:
-        return None  # Its owner is dead. The eviction makes it free.
-    if lease.state is ShardState.ALREADY_ALLOC:
-        why = f"{owner} has more load than its share, or takes no runs"
-        return plans.BeginTransfer(lease.shard, owner, target, lease.lease_id, f"{why}; {share}")
-    if lease.consumer_owner == target:
-        reason = f"{owner} takes no runs"
-        return plans.CancelTransfer(lease.shard, target, owner, lease.lease_id, reason)
-    return None  # In transfer between two nodes that take no runs: it moves after its arrival.
+    reason = f"{owner} takes no runs"
+    if lease.state is ShardState.TRANSFER:
+        if lease.consumer_owner != target:
+            return None  # In transfer between two nodes that take no runs: it moves afterwards.
+    else:
+        unassigned = lease.state is ShardState.NOT_ALLOC
+        why = (
+            UNASSIGNED if unassigned else f"{owner} has more load than its share, or takes no runs"
+        )
+        reason = f"{why}; {target} then has {load:g} records/s, {weight:g} from this shard"
+    return plans.next_action(lease, owner, target, reason)
 
 
 def _weighted_proof(

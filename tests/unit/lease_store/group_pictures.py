@@ -56,11 +56,11 @@ def carried_out(snap: Snapshot, decided: Plan) -> Snapshot:
             assert row.state is ShardState.NOT_ALLOC
         elif isinstance(action, BeginTransfer):
             assert row.state is ShardState.ALREADY_ALLOC
-            assert row.lease_owner == action.holder != action.to
+            assert row.lease_owner == action.loses != action.gains
         else:
             assert isinstance(action, CancelTransfer)
             assert row.state is ShardState.TRANSFER
-            assert row.consumer_owner == action.holder
+            assert row.consumer_owner == action.gains
         rows[action.shard] = replace(
             row,
             state=ShardState.ALREADY_ALLOC,
