@@ -35,10 +35,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.node_planning import CHECK_S, NODES_PER_SECOND, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import FEW_SHARDS, Rebalancer
 from dagster_leasehold.lease_store.rules.planning import moves_lower_bound
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests import mariadb, mysql
 from tests.database_server import DatabaseServer

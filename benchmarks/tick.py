@@ -23,9 +23,8 @@ from benchmarks.upkeep import KEY, TIMING, settled_group
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import FEW_SHARDS, Rebalancer
 from dagster_leasehold.lease_store.rules.planning import plan
-from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.store import LeaseStore
 
 LOOKS = 8

@@ -18,11 +18,10 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import current_place
-from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
+from dagster_leasehold.lease_store.rebalancing import FEW_SHARDS, Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors.active_runs import ActiveRuns

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import ProgressMemory, SnapshotMemory
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.snapshot_memory import ProgressMemory, SnapshotMemory
 from dagster_leasehold.lease_store.store import LeaseStore
 
 

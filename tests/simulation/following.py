@@ -6,8 +6,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_tail import JournalTail
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.snapshot_memory import ProgressMemory
+from dagster_leasehold.lease_store.rebalancing import ProgressMemory, Rebalancer
 from tests.simulation.protocol import Parts
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.protocol.seam import READ_TIMEOUT_S, StoreSeam

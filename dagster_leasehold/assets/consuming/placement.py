@@ -26,7 +26,7 @@ from dagster_leasehold.assets.consuming.run_requests import RELEASE_TAG
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.snapshot_memory import planning_snapshot
+from dagster_leasehold.lease_store.rebalancing import planning_snapshot
 
 CHECK_AGAIN_S = 1.0
 CHECKS_MAX = 20

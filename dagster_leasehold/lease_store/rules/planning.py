@@ -17,6 +17,9 @@ moves. So these moves are made only in one of four cases:
 * they relieve a node with several shards, one of which outweighs the mean.
 
 Moves depend on loads and weights only, so after a plan is carried out, the next plan is empty.
+
+The weight of a shard is its records per second in the ledger, rounded so that it seldom changes.
+Commit times in the ledger are compared only with each other, and only determine load.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import frexp, ldexp
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Throughput
 from dagster_leasehold.lease_store.rules import assignment_plan
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -41,6 +46,10 @@ RELIEF_MIN = 0.1
 LEVEL = 0.05
 """Loads that differ from the mean by at most this part of it count as level."""
 
+SPAN_MIN_S = 1.0
+WEIGHT_MIN = 1.0
+WEIGHT_RATIO_MAX = 64.0
+MANTISSA_STEPS = 8
 CAPPED = "every live node has as many shards as the node cap"
 UNASSIGNED = "it is unassigned"
 
@@ -277,6 +286,33 @@ def _proof(
         )
     lines.append("larger shares go to nodes with more shards, so that the fewest shards move")
     return tuple(lines)
+
+
+def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
+    """Return the records per second of each shard, rounded to three binary digits.
+
+    A shard's interval ends at the newest commit of the whole group, so an idle shard gets lighter
+    while others continue. A shard with a single batch has no rate yet. The least weight is one
+    record per second, or a 64th of the heaviest if that is more, because idle shards also cost
+    work.
+    """
+    rows = [row for row in throughputs if row.batches > 1]
+    if not rows:
+        return {}
+    newest = max(row.last_at for row in rows)
+    rates: dict[ShardId, float] = {}
+    for row in rows:
+        # The oldest batch only marks the start of the interval, which excludes its records.
+        records = row.records * (row.batches - 1) / row.batches
+        rates[row.shard] = records / max((newest - row.first_at).total_seconds(), SPAN_MIN_S)
+    floor = max(WEIGHT_MIN, max(map(quantised, rates.values())) / WEIGHT_RATIO_MAX)
+    return {shard: max(floor, quantised(rate)) for shard, rate in rates.items()}
+
+
+def quantised(rate: float) -> float:
+    """Round to three binary digits, so that sums are exact in any order."""
+    mantissa, exponent = frexp(rate)
+    return ldexp(round(mantissa * MANTISSA_STEPS) / MANTISSA_STEPS, exponent)
 
 
 def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:

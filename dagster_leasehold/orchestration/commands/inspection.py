@@ -45,8 +45,8 @@ def plan(
 
     The plan assumes that all members are alive.
     """
+    from dagster_leasehold.lease_store.rebalancing import planning_snapshot
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
-    from dagster_leasehold.lease_store.snapshot_memory import planning_snapshot
 
     target, key = Target.of_group(home, module, stream, group)
     declared = target.declared(stream)

@@ -11,9 +11,8 @@ from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.node_planning import CHECK_S, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import FEW_SHARDS, Rebalancer
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.sql_store import SqlStore, rows_in_sql
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY

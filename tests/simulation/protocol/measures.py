@@ -10,11 +10,10 @@ from collections.abc import Collection
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import TickReport
+from dagster_leasehold.lease_store.rebalancing import TickReport, planning_snapshot
 from dagster_leasehold.lease_store.rules.planning import fewest_moves, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.snapshot_memory import planning_snapshot
 from tests.simulation.protocol.stage import Stage
 
 

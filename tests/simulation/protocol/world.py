@@ -13,10 +13,10 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import REREAD_S, planning_snapshot
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.snapshot_memory import REREAD_S, planning_snapshot
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.simulation.protocol.configuration import SimulationConfig
 from tests.simulation.protocol.fleet import ARRIVAL_TICKS, Fleet

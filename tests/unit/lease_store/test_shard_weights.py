@@ -17,12 +17,9 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.rebalancing import planning_snapshot
+from dagster_leasehold.lease_store.rules.planning import learned_weights, quantised
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.snapshot_memory import (
-    learned_weights,
-    planning_snapshot,
-    quantised,
-)
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")

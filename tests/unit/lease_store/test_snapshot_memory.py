@@ -9,9 +9,9 @@ import pytest
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.rebalancing import REREAD_S, SnapshotMemory
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.snapshot_memory import REREAD_S, SnapshotMemory
 from tests.unit.lease_store.scene import KEY, Scene
 
 A, B, ZERO, ONE = NodeName("a"), NodeName("b"), ShardId("0"), ShardId("1")

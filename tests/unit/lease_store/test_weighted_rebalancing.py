@@ -9,9 +9,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import WEIGHING_S, Rebalancer
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.snapshot_memory import WEIGHING_S
 
 KEY = GroupKey.parse("group", "stream")
 A, B = NodeName("a"), NodeName("b")

@@ -16,10 +16,9 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
     Claim,
     Plan,
 )
-from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.planning import plan, quantised
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.snapshot_memory import quantised
 
 GROUP = Group(GroupKey.parse("group", "stream"), weighted=True)
 NODES = [NodeName(f"node-{letter}") for letter in "abcde"]
