@@ -247,8 +247,8 @@ class ForgetsPendingHandOvers(MemoryStore):
     """A holder that comes back under another run does not see that its shard was on its way."""
 
     def open_tenures(self, key, shards, node, run, *, replaces):
-        known = self._groups[key].shards
-        rows = [known[shard] for shard in shards if shard in known]
+        leases = self._groups[key].shards
+        rows = [leases[shard] for shard in shards if shard in leases]
         moving = {
             row.shard
             for row in rows
