@@ -233,7 +233,7 @@ class Consumer:
             # The store may still have a tenure open until this run ends. A run that does not follow
             # its shards ends soon anyway.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
-        elif self._stop_requested() or (requests.stop and has_swept):
+        elif self._stop_requested() or (requests.stop and has_swept and at_rest):
             self._open.stop_all(StopReason.STOP_REQUESTED)
         elif has_swept and at_rest and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)

@@ -6,7 +6,8 @@ Time is virtual: it passes while the run waits and during a sweep.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from dagster_leasehold.assets.consuming.consumption import SHARED_SLOT_BUDGET_S
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
+from dagster_leasehold.assets.consuming.sweep import OneByOne, Retry, SweepResult
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.pace import BATCH_EVERY_S, REST_MAX_S, Pace
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -389,6 +393,41 @@ def test_a_run_that_started_late_commits_a_batch_before_it_ends(scene: Scene) ->
     assert {report.stopped for report in reports.values()} == {StopReason.STOP_REQUESTED}
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
     assert scene.world.now_s <= SWEEP_S + ANSWER_S
+
+
+class SlowJobs(OneByOne):
+    """Separate jobs whose results are late."""
+
+    def __init__(self, scene: Scene, took_s: float) -> None:
+        super().__init__(scene.world.sweeper)
+        self._scene, self._took_s = scene, took_s
+        self._ready_s = 0.0
+
+    @override
+    def start(self, retries: Sequence[Retry]) -> None:
+        super().start(retries)
+        self._ready_s = self._scene.world.now_s + self._took_s
+
+    @override
+    def done(self, *, wait_s: float | None) -> list[tuple[Retry, SweepResult]]:
+        ready = self._scene.world.now_s >= self._ready_s
+        return super().done(wait_s=wait_s) if ready else []
+
+
+def test_a_run_commits_the_batches_of_separate_jobs_before_it_ends(scene: Scene) -> None:
+    """Goal: where such a job takes longer than the budget, the shard advances all the same."""
+
+    def fail() -> None:
+        raise TransformError("the worker died")
+
+    scene.world.sweeper.before = fail
+    with suppress(TransformError):
+        scene.follow()
+    scene.world.sweeper.before = lambda: scene.pass_time(SWEEP_S)
+    scene.asked = [RunRequests(stop=True)] * 100
+    reports = scene.follow("run-2", separate_jobs=SlowJobs(scene, 20.0))
+    assert {report.stopped for report in reports.values()} == {StopReason.STOP_REQUESTED}
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
 
 
 def test_a_shard_that_ends_while_it_is_followed_is_finished(scene: Scene) -> None:
