@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,18 +50,43 @@ def say(text: str = "") -> None:
 
 
 def plain(value: object) -> Any:
-    """Convert a value to JSON types; times become ISO 8601 in UTC."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, Enum):
-        return value.value
+    """Convert a value to JSON types, and types that JSON lacks to text.
+
+    Times become ISO 8601 in UTC, and bytes other than UTF-8 base64.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {plain_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path | LeaseholdError) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return _single(value)
+
+
+def _single(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, bytes):
+        return value.decode() if is_text(value) else b64encode(value).decode("ascii")
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if finite or value is None or isinstance(value, str | int) else str(value)
+
+
+def plain_key(key: object) -> str:
+    """Return a key of a mapping as text; keys that are not texts become JSON."""
+    text = plain(key)
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+def is_text(value: bytes) -> bool:
+    """Return True if bytes are UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def iso(at: datetime) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import iso, show_result
+from dagster_leasehold.orchestration.presentation import is_text, plain, plain_key, show_result
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
@@ -115,33 +114,10 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
 def json_record(row: dict[str, Any]) -> dict[str, Any]:
     """Convert a record to JSON types; bytes other than UTF-8 become base64 in `<column>_base64`."""
-    record: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, bytes) and not _is_text(value):
-            record[f"{name}_base64"] = json_value(value)
-        else:
-            record[name] = json_value(value)
-    return record
-
-
-def json_value(value: Any) -> Any:
-    """Convert a value to JSON types; a type that JSON lacks becomes text."""
-    from base64 import b64encode
-    from datetime import datetime
-
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        entries: dict[Any, Any] = value
-        return {_json_key(key): json_value(inner) for key, inner in entries.items()}
-    if isinstance(value, list | tuple):
-        items: Any = value
-        return [json_value(inner) for inner in items]
-    if isinstance(value, bytes):
-        return value.decode() if _is_text(value) else b64encode(value).decode("ascii")
-    return iso(value) if isinstance(value, datetime) else str(value)
+    return {
+        f"{name}_base64" if isinstance(value, bytes) and not is_text(value) else name: plain(value)
+        for name, value in row.items()
+    }
 
 
 def _with_maps(value: Any, kind: Any) -> Any:
@@ -151,25 +127,11 @@ def _with_maps(value: Any, kind: Any) -> Any:
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_map(kind):
-        keys = [_json_key(_with_maps(key, kind.key_type)) for key, _ in value]
+        keys = [plain_key(_with_maps(key, kind.key_type)) for key, _ in value]
         return dict(zip(keys, (_with_maps(item, kind.item_type) for _, item in value), strict=True))
     if pa.types.is_struct(kind):
         return {field.name: _with_maps(value[field.name], field.type) for field in kind}
     return [_with_maps(item, kind.value_type) for item in value]
-
-
-def _json_key(key: Any) -> str:
-    """Return a map's key as text; keys that are not strings become JSON."""
-    text = json_value(key)
-    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def load(

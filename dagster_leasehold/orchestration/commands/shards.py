@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import UnknownShard, shown
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.commands.options import (
     AnyStream,
     Home,
@@ -17,10 +15,7 @@ from dagster_leasehold.orchestration.commands.options import (
     Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed, show_json, show_result, show_table
-
-if TYPE_CHECKING:
-    from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.orchestration.presentation import show_json, show_result, show_table
 
 app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
 
@@ -72,7 +67,7 @@ def split(
 ) -> None:
     """Split a shard: it becomes read-only, and two children share its hash range."""
     log = Target.at(home, module).local_log(stream)
-    first, second = log.split(_existing_shard(log, shard))
+    first, second = log.split(shard)
     show_result(
         {"parents": [shard], "children": [first, second]},
         f"Split shard {shard} into {first} and {second}.",
@@ -94,18 +89,9 @@ def merge(
 ) -> None:
     """Merge two neighbouring shards: they become read-only, and one child has both hash ranges."""
     log = Target.at(home, module).local_log(stream)
-    child = log.merge(_existing_shard(log, first), _existing_shard(log, second))
+    child = log.merge(first, second)
     show_result(
         {"parents": [first, second], "children": [child]},
         f"Merged shards {first} and {second} into {child}.",
         as_json=as_json,
     )
-
-
-def _existing_shard(log: LocalLog, shard: str) -> ShardId:
-    shards = [entry.shard for entry in log.list_shards()]
-    if shard not in shards:
-        raise UnknownShard(
-            f"The log has no shard {shown(shard)}. Its shards are: {listed(shards)}."
-        )
-    return ShardId(shard)
