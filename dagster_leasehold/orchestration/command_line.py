@@ -14,11 +14,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 PROGRAM = "leasehold"
 DISTRIBUTION = "dagster-leasehold"
@@ -109,10 +112,49 @@ def load_command(name: str) -> Any:
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     if isinstance(target, typer.Typer):
+        for each in target.registered_commands:
+            each.callback = expanded(each.callback)
         single.add_typer(target, name=name, cls=Sentences)
     else:
-        single.command(name)(target)
+        single.command(name)(expanded(target))
     return typer.main.get_group(single).commands[name]
+
+
+def expanded(command: Any) -> Any:
+    """Return a command that takes the fields of each parameter whose type is a dataclass.
+
+    Typer has no options that several commands share. Here, they are fields of a dataclass such as
+    `GroupChoice`: its arguments become the command's first ones, and its options the last ones.
+    """
+    parameters = signature(command, eval_str=True).parameters.values()
+    parts: dict[str, Any] = {
+        each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
+    }
+    if not parts:
+        return command
+
+    def run(**values: Any) -> None:
+        for name, part in parts.items():
+            values[name] = part(**{each.name: values.pop(each.name) for each in fields(part)})
+        command(**values)
+
+    of_parts = [
+        each
+        for part in parts.values()
+        for each in signature(part, eval_str=True).parameters.values()
+    ]
+    arguments = [each for each in of_parts if _is_argument(each)]
+    own = [each for each in parameters if each.name not in parts]
+    options = [each for each in of_parts if not _is_argument(each)]
+    run.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+        [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*arguments, *own, *options)]
+    )
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+def _is_argument(parameter: Parameter) -> bool:
+    return isinstance(parameter.annotation.__metadata__[0], ArgumentInfo)
 
 
 def first_sentences(name: str) -> str:

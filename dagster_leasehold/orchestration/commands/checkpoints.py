@@ -13,18 +13,8 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
-from dagster_leasehold.orchestration.commands.options import (
-    OBSERVER,
-    AnyShard,
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-    Shard,
-    Stream,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.options import OBSERVER, AnyShard, Shard
+from dagster_leasehold.orchestration.commands.target import GroupChoice, NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import listed, show_json, show_result, show_table
 
 if TYPE_CHECKING:
@@ -38,22 +28,14 @@ app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
 
 
 @app.command()
-def get(
-    stream: AnyStream = None,
-    shard: AnyShard = None,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def get(choice: GroupChoice, shard: AnyShard = None) -> None:
     """Show the checkpoint of one shard or of all shards."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     rows = [
         {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
         for lease in target.leases(key, None if shard is None else [shard])
     ]
-    if as_json:
+    if choice.as_json:
         show_json(rows)
         return
     show_table(
@@ -63,7 +45,7 @@ def get(
 
 @app.command("set")
 def set_(
-    stream: Stream,
+    choice: NamedGroup,
     shard: Shard,
     cursor: Annotated[
         str, typer.Argument(metavar="CURSOR", help="A cursor, begin, end or an ISO 8601 time.")
@@ -83,17 +65,13 @@ def set_(
     reason: Annotated[
         str, typer.Option("--reason", help="The reason, for the journal.")
     ] = "set by an operator",
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Force a shard's checkpoint, which starts a new epoch.
 
     Committed output after the new checkpoint is withdrawn, so that no record is in the output
     twice.
     """
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     lease = target.shard(key, shard)
     if not force:
         raise errors.CheckpointRefused(
@@ -111,7 +89,7 @@ def set_(
     ]
     if others:
         sentences.append(f"These shards are also read again: {listed(others)}.")
-    show_result(facts | {"begin_again": others}, *sentences, as_json=as_json)
+    show_result(facts | {"begin_again": others}, *sentences, as_json=choice.as_json)
 
 
 def force_checkpoint(

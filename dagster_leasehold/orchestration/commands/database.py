@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Module, Stream
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.progress_display import progress
 
 app = typer.Typer(
@@ -177,14 +177,7 @@ def copy(
 
 
 @app.command("take-over")
-def take_over(
-    stream: Stream,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def take_over(choice: NamedGroup) -> None:
     """Make this lease store the owner of a stream's output folder.
 
     Use it only if the former owner no longer exists: each store removes files that are not in its
@@ -192,14 +185,14 @@ def take_over(
     """
     from dagster_leasehold.assets.output.folder_owner import take_over as take_folder_over
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     folder = target.output(key)
     before, after = take_folder_over(target.store, folder)
     former = ", and no longer to another store" if before and before != after else ""
     presentation.show_result(
         {"output": str(folder), "owner": after, "former_owner": before},
         f"The output folder of {key} now belongs to this lease store{former}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 

@@ -21,9 +21,8 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.dagster_check import dagster
 from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
-from dagster_leasehold.orchestration.commands.options import Home, Json, Module
 from dagster_leasehold.orchestration.commands.spark_check import spark_runtime
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import DeploymentChoice, Target
 from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
 
@@ -38,21 +37,19 @@ OF_THE_STORE = ("clock", "catalog", "nodes")
 
 
 def doctor(
+    choice: DeploymentChoice,
     spark: Annotated[
         bool,
         typer.Option("--spark", help="Also start a Spark session and check one of its workers."),
     ] = False,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.
 
     Writes a small file to the output, and removes it. Exits with 1 if a check failed.
     """
-    findings = check_all(Target.at(home, module), started=spark)
+    findings = check_all(choice.target, started=spark)
     failed = any(each.health is Health.FAILED for each in findings)
-    if as_json:
+    if choice.as_json:
         presentation.show_json({"healthy": not failed, "findings": findings})
     else:
         show_findings(findings)

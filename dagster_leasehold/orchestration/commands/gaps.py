@@ -6,17 +6,8 @@ import typer
 
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.orchestration.commands.options import (
-    OBSERVER,
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-    Shard,
-    Stream,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.options import OBSERVER, Shard
+from dagster_leasehold.orchestration.commands.target import GroupChoice, NamedGroup
 from dagster_leasehold.orchestration.presentation import say, show_json, show_result, show_table
 
 app = typer.Typer(
@@ -26,18 +17,11 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(
-    stream: AnyStream = None,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def list_(choice: GroupChoice) -> None:
     """List all gaps of a group, including skipped and accepted ones."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     gaps = sorted(target.store.gaps(key), key=lambda gap: rank_key(gap.shard))
-    if as_json:
+    if choice.as_json:
         show_json(gaps)
         return
     if not gaps:
@@ -62,17 +46,9 @@ def list_(
 
 
 @app.command()
-def ack(
-    stream: Stream,
-    shard: Shard,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def ack(choice: NamedGroup, shard: Shard) -> None:
     """Accept the loss of a shard's gaps; a shard that waits at a gap continues after it."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     shard_id = target.shard(key, shard).shard
     accepted = [
         gap
@@ -89,5 +65,5 @@ def ack(
     show_result(
         {"group": str(key), "shard": shard_id, "accepted": accepted},
         *(sentences or [f"Shard {shard_id} of {key} has no gap to accept."]),
-        as_json=as_json,
+        as_json=choice.as_json,
     )

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.orchestration.commands.groups import app
-from dagster_leasehold.orchestration.commands.options import (
-    OBSERVER,
-    GroupName,
-    Home,
-    Json,
-    Module,
-    Stream,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.options import OBSERVER
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import (
     listed,
     say,
@@ -37,35 +30,24 @@ def _set_paused(target: Target, key: GroupKey, *, paused: bool) -> None:
 
 
 @app.command()
-def pause(
-    stream: Stream,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def pause(choice: NamedGroup) -> None:
     """Pause a consumer group: its holders stop at their next batch boundary."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     _set_paused(target, key, paused=True)
     show_result(
         {"stream": key.stream, "group": key.group, "paused": True},
         f"Paused consumer group {key}; holders stop at their next batch boundary.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
 @app.command()
 def drain(
-    stream: Stream,
+    choice: NamedGroup,
     *,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="S", min=0, help="The longest wait, in seconds.")
     ] = 300.0,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Pause a consumer group, and wait until its runs have closed all shards at a checkpoint.
 
@@ -75,7 +57,7 @@ def drain(
 
     from dagster_leasehold.lease_store.draining import wait_until_drained
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     _set_paused(target, key, paused=True)
     began, store = time.monotonic(), target.store
     draining = wait_until_drained(
@@ -83,10 +65,10 @@ def drain(
         timeout_s=timeout_s,
         clock=time.monotonic,
         sleep=time.sleep,
-        report=(lambda _: None) if as_json else say_open,
+        report=(lambda _: None) if choice.as_json else say_open,
     )
     waited_s = time.monotonic() - began
-    if as_json:
+    if choice.as_json:
         print_drained_json(key, draining, waited_s)
     else:
         print_drained(key, draining, waited_s)
@@ -95,21 +77,14 @@ def drain(
 
 
 @app.command()
-def resume(
-    stream: Stream,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def resume(choice: NamedGroup) -> None:
     """Resume a paused consumer group."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     _set_paused(target, key, paused=False)
     show_result(
         {"stream": key.stream, "group": key.group, "paused": False},
         f"Resumed consumer group {key}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -10,89 +11,83 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.orchestration.commands.options import (
-    OBSERVER,
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-    Stream,
-    stream_names,
+from dagster_leasehold.orchestration.commands.options import OBSERVER, stream_names
+from dagster_leasehold.orchestration.commands.target import (
+    DeploymentChoice,
+    GroupChoice,
+    NamedGroup,
 )
-from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import show_json, show_result, show_table
 
 app = typer.Typer(
     help="Create, list, change, pause and delete consumer groups.", no_args_is_help=True
 )
 
-Ordered = Annotated[
-    bool | None,
-    typer.Option(
-        "--ordered/--unordered",
-        help="Read the children of a split or merge after their parents, or at once.",
-    ),
-]
-TimeoutS = Annotated[
-    float | None, typer.Option("--timeout", help="Lease timeout of its nodes, in seconds.")
-]
-Assignment = Annotated[
-    AssignmentMode | None, typer.Option("--assignment", help="How the nodes share the shards.")
-]
-InitialPosition = Annotated[
-    str | None,
-    typer.Option(
-        "--initial-position",
-        help="Where a shard without a checkpoint starts: begin, end or an ISO 8601 time.",
-    ),
-]
-Gaps = Annotated[
-    GapPolicy | None,
-    typer.Option(
-        "--gap-policy",
-        help="If unread records were removed: hold the shard, or continue at the begin or end of "
-        "the remaining records.",
-    ),
-]
-NodeCap = Annotated[
-    int | None,
-    typer.Option("--node-cap", help="The most shards that a node can hold; 0 removes the limit."),
-]
 
-Weighted = Annotated[
-    bool | None,
-    typer.Option(
-        "--weighted/--by-count",
-        help="Balance the records per second in the ledger, or the number of shards.",
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The options for the settings of a group; None means that the user gave no value."""
+
+    ordered: Annotated[
+        bool | None,
+        typer.Option(
+            "--ordered/--unordered",
+            help="Read the children of a split or merge after their parents, or at once.",
+        ),
+    ] = None
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", help="Lease timeout of its nodes, in seconds.")
+    ] = None
+    assignment: Annotated[
+        AssignmentMode | None, typer.Option("--assignment", help="How the nodes share the shards.")
+    ] = None
+    initial_position: Annotated[
+        str | None,
+        typer.Option(
+            "--initial-position",
+            help="Where a shard without a checkpoint starts: begin, end or an ISO 8601 time.",
+        ),
+    ] = None
+    node_cap: Annotated[
+        int | None,
+        typer.Option(
+            "--node-cap", help="The most shards that a node can hold; 0 removes the limit."
+        ),
+    ] = None
+    gap_policy: Annotated[
+        GapPolicy | None,
+        typer.Option(
+            "--gap-policy",
+            help="If unread records were removed: hold the shard, or continue at the begin or end "
+            "of the remaining records.",
+        ),
+    ] = None
+    weighted: Annotated[
+        bool | None,
+        typer.Option(
+            "--weighted/--by-count",
+            help="Balance the records per second in the ledger, or the number of shards.",
+        ),
+    ] = None
+
+    def applied_to(self, group: Group) -> Group:
+        """Check the given settings, and return the group with them."""
+        values: dict[str, Any] = dataclasses.asdict(self)
+        changes = {name: value for name, value in values.items() if value is not None}
+        if self.timeout_s is not None:
+            Timing(timeout_s=self.timeout_s, beat_s=self.timeout_s / 3)
+        if self.initial_position is not None:
+            _check_position(self.initial_position)
+        if self.node_cap is not None:
+            if self.node_cap < 0:
+                raise InvalidSetting(
+                    f"--node-cap is {self.node_cap}: use a positive number, or 0 for no limit."
+                )
+            changes["node_cap"] = self.node_cap or None
+        return dataclasses.replace(group, **changes)
 
 
-def _with_settings(
-    group: Group,
-    *,
-    timeout_s: float | None,
-    initial_position: str | None,
-    node_cap: int | None,
-    **others: object,
-) -> Group:
-    """Check the settings that are not None, and return the group with them."""
-    changes: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
-    if timeout_s is not None:
-        changes["timeout_s"] = Timing(timeout_s=timeout_s, beat_s=timeout_s / 3).timeout_s
-    if initial_position is not None:
-        changes["initial_position"] = _position(initial_position)
-    if node_cap is not None:
-        if node_cap < 0:
-            raise InvalidSetting(
-                f"--node-cap is {node_cap}: use a positive number, or 0 for no limit."
-            )
-        changes["node_cap"] = node_cap or None
-    return dataclasses.replace(group, **changes)
-
-
-def _position(text: str) -> str:
+def _check_position(text: str) -> None:
     from dagster_leasehold.shard_sources.positions import parse_position
 
     if parse_position(text) is None:
@@ -100,47 +95,27 @@ def _position(text: str) -> str:
             f"--initial-position {shown(text)} is not a position: use begin, end or an ISO 8601 "
             "time such as 2026-01-31T12:00:00Z."
         )
-    return text
 
 
 @app.command()
-def create(
-    stream: Stream,
-    *,
-    ordered: Ordered = None,
-    timeout_s: TimeoutS = None,
-    assignment: Assignment = None,
-    initial_position: InitialPosition = None,
-    node_cap: NodeCap = None,
-    gap_policy: Gaps = None,
-    weighted: Weighted = None,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def create(settings: GroupSettings, choice: NamedGroup) -> None:
     """Create a consumer group of a stream."""
-    target = Target.at(home, module)
-    declared = target.declared(stream)
-    is_declared = group in (None, declared.group)
-    new_group = _with_settings(
+    target = choice.target
+    declared = target.declared(choice.stream)
+    is_declared = choice.group in (None, declared.group)
+    new_group = settings.applied_to(
         Group(
-            key=declared.key if group is None else GroupKey.parse(group, declared.name),
+            key=declared.key
+            if choice.group is None
+            else GroupKey.parse(choice.group, declared.name),
             ordered=declared.ordered,
             assignment=declared.assignment if is_declared else AssignmentMode.BALANCED,
             timeout_s=target.settings.lease_timeout_s,
-        ),
-        ordered=ordered,
-        timeout_s=timeout_s,
-        assignment=assignment,
-        initial_position=initial_position,
-        node_cap=node_cap,
-        gap_policy=gap_policy,
-        weighted=weighted,
+        )
     )
     target.new_store.create_group(new_group)
     show_result(
-        group_fields(new_group), f"Created consumer group {new_group.key}.", as_json=as_json
+        group_fields(new_group), f"Created consumer group {new_group.key}.", as_json=choice.as_json
     )
 
 
@@ -155,15 +130,13 @@ def list_(
         ),
     ] = None,
     *,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
+    choice: DeploymentChoice,
 ) -> None:
     """List the consumer groups of one stream, or of all streams."""
-    target = Target.at(home, module)
+    target = choice.target
     key = target.declared(stream).key if stream is not None else None
     groups = target.store.groups(key.stream if key is not None else None)
-    if as_json:
+    if choice.as_json:
         show_json([group_fields(group) for group in groups])
         return
     show_table(
@@ -194,82 +167,45 @@ def group_fields(group: Group) -> dict[str, object]:
 
 
 @app.command()
-def show(
-    stream: AnyStream = None,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def show(choice: GroupChoice) -> None:
     """Show one consumer group."""
-    values = group_fields(Target.at(home, module).group(stream, group))
-    if as_json:
+    values = group_fields(choice.target.group(choice.stream, choice.group))
+    if choice.as_json:
         show_json(values)
         return
     show_table("Consumer group", "setting, value", values.items())
 
 
 @app.command()
-def update(
-    stream: Stream,
-    *,
-    ordered: Ordered = None,
-    timeout_s: TimeoutS = None,
-    assignment: Assignment = None,
-    initial_position: InitialPosition = None,
-    node_cap: NodeCap = None,
-    gap_policy: Gaps = None,
-    weighted: Weighted = None,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def update(settings: GroupSettings, choice: NamedGroup) -> None:
     """Change a consumer group; a change of its order applies at once."""
-    target = Target.at(home, module)
-    before = target.group(stream, group)
-    after = _with_settings(
-        before,
-        ordered=ordered,
-        timeout_s=timeout_s,
-        assignment=assignment,
-        initial_position=initial_position,
-        node_cap=node_cap,
-        gap_policy=gap_policy,
-        weighted=weighted,
-    )
+    target = choice.target
+    before = target.group(choice.stream, choice.group)
+    after = settings.applied_to(before)
     changed = after != before
     sentences = [f"Consumer group {before.key} already has these settings."]
     if changed:
         target.store.update_group(after, observer=OBSERVER)
         sentences = [f"Updated consumer group {before.key}."]
-    declared = target.declared(stream)
+    declared = target.declared(choice.stream)
     if changed and declared.key == before.key and declared.assignment != after.assignment:
         sentences.append(
             f"It now assigns shards by {after.assignment}, but the stream's declaration says "
             f"{declared.assignment}, and nodes take their settings from it."
         )
-    stored = group_fields(target.group(stream, group))
-    show_result({"changed": changed} | stored, *sentences, as_json=as_json)
+    stored = group_fields(target.group(choice.stream, choice.group))
+    show_result({"changed": changed} | stored, *sentences, as_json=choice.as_json)
 
 
 @app.command("accept-log")
-def accept_log(
-    stream: Stream,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def accept_log(choice: NamedGroup) -> None:
     """Continue in a log that was deleted and recreated.
 
     Use it only if the new log has the same records at the same cursors.
     """
     from dagster_leasehold.shard_sources.source import identity_of_log
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     identity = identity_of_log(target.streams.usable(key.stream).source)
     if identity is None:
         raise InvalidSetting(
@@ -280,27 +216,23 @@ def accept_log(
     show_result(
         {"group": str(key), "log": identity},
         f"The cursors of {key} now belong to the current log.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
 @app.command()
 def delete(
-    stream: Stream,
+    choice: NamedGroup,
     *,
     force: Annotated[
         bool, typer.Option("--force", help="Delete it even if some of its nodes are alive.")
     ] = False,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Delete a consumer group with its checkpoints, ledger and journal."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     target.store.delete_group(key, force=force)
     show_result(
         {"stream": key.stream, "group": key.group, "deleted": True},
         f"Deleted consumer group {key}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )

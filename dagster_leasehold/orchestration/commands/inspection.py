@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.orchestration.commands.options import (
-    AnyShard,
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-)
+from dagster_leasehold.orchestration.commands.options import AnyShard
 from dagster_leasehold.orchestration.commands.status import mode_note, refused_nodes
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import GroupChoice, Target
 from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
 from dagster_leasehold.orchestration.progress_display import progress
 
@@ -28,18 +21,14 @@ if TYPE_CHECKING:
 
 
 def plan(
-    stream: AnyStream = None,
+    choice: GroupChoice,
     *,
-    group: GroupName = None,
-    module: Module = None,
     explain: Annotated[
         bool,
         typer.Option(
             "--explain", help="Also show each move, its reason, and why fewer moves are not enough."
         ),
     ] = False,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Show the moves of the next plan, without carrying them out.
 
@@ -48,8 +37,8 @@ def plan(
     from dagster_leasehold.lease_store.rebalancing import planning_snapshot
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
 
-    target, key = Target.of_group(home, module, stream, group)
-    declared = target.declared(stream)
+    target, key = choice.opened()
+    declared = target.declared(choice.stream)
     snapshot = planning_snapshot(target.store, key)
     live = [node.name for node in snapshot.nodes if node.member]
     next_plan = plan_of(snapshot, live=live)
@@ -57,7 +46,7 @@ def plan(
     next_plan = replace(next_plan, refusals=(*outsiders, *next_plan.refusals))
     note = mode_note(snapshot, declared)
     reasons = [*next_plan.explain(), *([note] if note else ())]
-    if as_json:
+    if choice.as_json:
         show_json({"plan": next_plan, "explanation": reasons})
         return
     loads = dict(next_plan.loads)
@@ -94,20 +83,16 @@ def _explain(next_plan: Plan, note: str | None) -> None:
 
 
 def journal(
-    stream: AnyStream = None,
+    choice: GroupChoice,
     shard: AnyShard = None,
     *,
-    group: GroupName = None,
-    module: Module = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show the newest N entries.")] = 50,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Show the changes of owners, tenures and checkpoints, each with its reason."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     shard_id = target.named_shard(key, shard)
     entries = target.store.journal(key, shard=shard_id, limit=limit, newest=True)
-    if as_json:
+    if choice.as_json:
         show_json(entries)
         return
     show_table(
@@ -137,18 +122,14 @@ def _movement(entry: JournalEntry) -> str:
 
 
 def verify(
-    stream: AnyStream = None,
+    choice: GroupChoice,
     *,
-    group: GroupName = None,
-    module: Module = None,
     files: Annotated[
         bool,
         typer.Option(
             "--files/--no-files", help="Check that every committed file is in the output folder."
         ),
     ] = True,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Prove that every record was committed once, by its holder, and is in the table.
 
@@ -159,7 +140,7 @@ def verify(
     from dagster_leasehold.assets.output.table.group_table import comparison_of
     from dagster_leasehold.lease_store.rules.verification import audit
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     with progress("reading journal and ledger", "ledger rows") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)
@@ -167,7 +148,7 @@ def verify(
     comparison = comparison_of(target.store, key, target.settings.catalog_settings, place)
     table = comparison.compare() if comparison else None
     presence = _presence(target, key) if files else None
-    if as_json:
+    if choice.as_json:
         violations = {"violations": proof.violations, "expired": expired}
         show_json({"group": str(key), **violations, "table": table, "files": presence})
     else:

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.records import json_record
 from dagster_leasehold.orchestration.commands.rewriting import replay_shards
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import GroupChoice, NamedGroup
 from dagster_leasehold.orchestration.presentation import say, show_json, show_result, show_table
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    stream: options.AnyStream = None,
+    choice: GroupChoice,
     shard: options.AnyShard = None,
     *,
     since: Annotated[
@@ -42,10 +42,6 @@ def list_(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Show the first N records.")
     ] = LIMIT_DEFAULT,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """List records in quarantine, each with its cursor, its raw bytes and its error.
 
@@ -53,13 +49,13 @@ def list_(
     """
     from dagster_leasehold.assets.output.quarantined import quarantined_count, quarantined_records
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     shard_id = target.named_shard(key, shard)
     folder = target.output(key)
     quarantined = quarantined_records(target.store, key, folder, shard_id, since=_time(since))
     records = list(islice(quarantined, limit))
     count = quarantined_count(target.store, key, shard_id)
-    if as_json:
+    if choice.as_json:
         rows = [json_record(asdict(record)) for record in records]
         show_json({"group": str(key), "quarantined": count, "records": rows})
         return
@@ -104,19 +100,11 @@ def _time(since: str | None) -> datetime | None:
 
 
 @app.command()
-def skip(
-    stream: options.Stream,
-    shard: options.Shard,
-    *,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
-) -> None:
+def skip(choice: NamedGroup, shard: options.Shard) -> None:
     """Quarantine the record that blocks a shard; the next run continues after it."""
     from dagster_leasehold.lease_store.outcomes import Changed
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     row = target.shard(key, shard)
     outcome = target.store.skip_record(key, row.shard, row.check_point, observer=options.OBSERVER)
     skipped = isinstance(outcome, Changed)
@@ -126,22 +114,18 @@ def skip(
         f"{key}, and continues after it."
         if skipped
         else f"No record blocks shard {row.shard} of {key}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
 @app.command()
 def retry(
-    stream: options.Stream,
+    choice: NamedGroup,
     shards: options.Shards = None,
     *,
     start: options.Start = None,
     end: options.End = None,
     replaces: options.Replaces = None,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Replay the batches that have records in quarantine, with the current transform.
 
@@ -150,8 +134,8 @@ def retry(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end, quarantined=True)
-    target = Target.at(home, module)
-    declared = target.with_group(stream, group)
+    target = choice.target
+    declared = target.with_group(choice.stream, choice.group)
     if declared.keeps_records:
         raise TransformError(
             f"Stream {shown(declared.name)} is declared without a transform, so a retry would "
@@ -164,5 +148,5 @@ def retry(
         span,
         title=f"Retry of the quarantine of {declared.key}",
         replaces=replaces,
-        as_json=as_json,
+        as_json=choice.as_json,
     )

@@ -11,7 +11,7 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands import options
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import DeploymentChoice, Target
 from dagster_leasehold.orchestration.presentation import is_text, plain, plain_key, show_result
 from dagster_leasehold.orchestration.progress_display import progress
 
@@ -55,7 +55,8 @@ def cat(
     from dagster_leasehold.assets.output.committed_output import CommittedOutput
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
 
-    target, key = Target.of_group(home, module, stream, group)
+    target = Target.at(home, module)
+    key = target.group(stream, group).key
     shard_id = target.named_shard(key, shard)
     shards = None if shard_id is None else [shard_id]
     if parquet is not None:
@@ -143,15 +144,13 @@ def load(
     shards: Annotated[
         int, typer.Option("--shards", min=1, max=4096, help="Number of shards, if the log is new.")
     ] = SHARDS_DEFAULT,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
+    choice: DeploymentChoice,
 ) -> None:
     """Append the lines of files to a stream's local log; create the log if it is missing."""
     from dagster_leasehold.shard_sources.local_log import LocalLog
     from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
-    target = Target.at(home, module)
+    target = choice.target
     declared = target.declared(stream)
     check_readable(files)
     target.make_home()
@@ -162,5 +161,5 @@ def load(
     show_result(
         {"stream": declared.name, "records": records, "appended": appended},
         f"Loaded {records:,} records into {len(appended)} shards of stream {declared.name}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )

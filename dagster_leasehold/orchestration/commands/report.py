@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.orchestration.commands.options import (
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_history import (
     holders_before,
     holdings_over_time,
@@ -45,7 +38,7 @@ GAPS_MAX = 10_000
 
 
 def report(
-    stream: AnyStream = None,
+    choice: GroupChoice,
     *,
     html: Annotated[
         Path,
@@ -56,13 +49,9 @@ def report(
     verified: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Also verify journal and ledger.")
     ] = True,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Write an HTML report about a stream's nodes, shards, rates, gaps, moves and runs."""
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     view = GroupReader(target.store, key, target.streams.usable(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))
     temporary = html.with_name(f".{html.name}.{os.getpid()}")
@@ -70,7 +59,7 @@ def report(
     temporary.replace(html)
     shards = counted(len(view.shards), "shard")
     facts = {"group": str(key), "file": str(html), "shards": len(view.shards)}
-    show_result(facts, f"Wrote {html}: {shards} of {key}.", as_json=as_json)
+    show_result(facts, f"Wrote {html}: {shards} of {key}.", as_json=choice.as_json)
 
 
 def report_of(

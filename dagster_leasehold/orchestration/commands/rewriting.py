@@ -13,7 +13,7 @@ import typer
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.orchestration.commands import options
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import show_json, show_table
 from dagster_leasehold.orchestration.progress_display import progress
 from dagster_leasehold.orchestration.supervision.interrupts import handled_by
@@ -27,16 +27,12 @@ TARGET_MIB = 128
 
 
 def replay(
-    stream: options.Stream,
+    choice: NamedGroup,
     shards: options.Shards = None,
     *,
     start: options.Start = None,
     end: options.End = None,
     replaces: options.Replaces = None,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Rebuild committed output with the current transform, while consumption continues.
 
@@ -46,8 +42,8 @@ def replay(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end)
-    target = Target.at(home, module)
-    declared = target.with_group(stream, group)
+    target = choice.target
+    declared = target.with_group(choice.stream, choice.group)
     replay_shards(
         target,
         declared,
@@ -55,7 +51,7 @@ def replay(
         span,
         title=f"Replay of {declared.key}",
         replaces=replaces,
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
@@ -101,17 +97,13 @@ def replay_shards(
 
 
 def compact(
-    stream: options.Stream,
+    choice: NamedGroup,
     shards: options.Shards = None,
     *,
     target_mib: Annotated[
         int, typer.Option("--target-mib", min=1, help="Size of a merged file, in MiB.")
     ] = TARGET_MIB,
     replaces: options.Replaces = None,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Merge small files of committed output into larger ones, in the table's sort order, if any.
 
@@ -119,7 +111,7 @@ def compact(
     """
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     selection, run = _selection(target, key, shards), _new_run_id("compact")
     compactor = Compactor(
         store=target.store,
@@ -127,12 +119,12 @@ def compact(
         output_root=target.own_output(key),
         run=run,
         target_bytes=target_mib * 1024 * 1024,
-        sort_order=target.declared(stream).iceberg.sort_order,
+        sort_order=target.declared(choice.stream).iceberg.sort_order,
         ended=lambda former: former == replaces,
     )
     with progress("compacting", "batches") as show, _releasing_claims():
         results = list(compactor.compact(selection, show).values())
-    if as_json:
+    if choice.as_json:
         show_json({"group": str(key), "run": run, "shards": results})
     else:
         show_table(

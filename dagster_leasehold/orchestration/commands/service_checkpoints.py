@@ -12,20 +12,13 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, force_checkpoint
-from dagster_leasehold.orchestration.commands.options import (
-    OBSERVER,
-    GroupName,
-    Home,
-    Json,
-    Module,
-    Stream,
-)
+from dagster_leasehold.orchestration.commands.options import OBSERVER
 from dagster_leasehold.orchestration.commands.other_consumers import (
     ConsumersName,
     Kind,
     other_consumers,
 )
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import counted, listed, show_result
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
 from dagster_leasehold.shard_sources.source import Limits
@@ -113,7 +106,7 @@ class ImportPlan:
 
 @app.command("import")
 def import_(
-    stream: Stream,
+    choice: NamedGroup,
     *,
     kind: From = None,
     consumer_group: ImportedGroup = None,
@@ -130,10 +123,6 @@ def import_(
     gaps: Annotated[
         bool, typer.Option("--gaps", help="Import expired checkpoints; each becomes a gap.")
     ] = False,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Import the checkpoints of other, stopped consumers of the same log.
 
@@ -145,7 +134,7 @@ def import_(
         raise errors.InvalidSetting(
             "Give both --from spark-offsets and --checkpoint-location, or neither of them."
         )
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     name = location or consumer_group or key.group
     arguments = ConsumersName(kind, name, stopped, failover_s)
     declared = target.declared(key.stream)
@@ -174,13 +163,13 @@ def import_(
         *_shard_line("Shards whose first unread records were removed", import_plan.expired),
         *_shard_line(f"Shards without a checkpoint in {shown(name)}", progress.unstored),
         *_shard_line("Shards that are no longer in the log", import_plan.removed),
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
 @app.command("export")
 def export(
-    stream: Stream,
+    choice: NamedGroup,
     *,
     consumer_group: ExportedGroup = None,
     stopped: Stopped = False,
@@ -192,10 +181,6 @@ def export(
             help="If a checkpoint is within a LogGroup, export the start of the LogGroup.",
         ),
     ] = False,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Export the checkpoints to a Kafka or LogHub consumer group.
 
@@ -204,7 +189,7 @@ def export(
     its checkpoints. For Kinesis, there is no export: Leasehold only reads the lease table of a KCL
     application.
     """
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     name = consumer_group or key.group
     arguments = ConsumersName(None, name, stopped)
     consumers = other_consumers(arguments, target.declared(key.stream))
@@ -235,7 +220,7 @@ def export(
             "Shards without a checkpoint here",
             [row.shard for row in leases if row.check_point is None],
         ),
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 

@@ -6,29 +6,20 @@ from typing import Annotated
 
 import typer
 
-from dagster_leasehold.orchestration.commands.options import (
-    AnyStream,
-    Home,
-    Json,
-    Module,
-    Shard,
-    Stream,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.options import AnyStream, Shard, Stream
+from dagster_leasehold.orchestration.commands.target import DeploymentChoice
 from dagster_leasehold.orchestration.presentation import show_json, show_result, show_table
 
 app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_(
-    stream: AnyStream = None, *, module: Module = None, as_json: Json = False, home: Home = None
-) -> None:
+def list_(stream: AnyStream = None, *, choice: DeploymentChoice) -> None:
     """List the shards of a stream, each with its range of cursors."""
-    source = Target.at(home, module).declared(stream).source
+    source = choice.target.declared(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])
-    if as_json:
+    if choice.as_json:
         show_json(
             [
                 {
@@ -62,16 +53,14 @@ def list_(
 
 
 @app.command()
-def split(
-    stream: Stream, shard: Shard, *, module: Module = None, as_json: Json = False, home: Home = None
-) -> None:
+def split(stream: Stream, shard: Shard, choice: DeploymentChoice) -> None:
     """Split a shard: it becomes read-only, and two children share its hash range."""
-    log = Target.at(home, module).local_log(stream)
+    log = choice.target.local_log(stream)
     first, second = log.split(shard)
     show_result(
         {"parents": [shard], "children": [first, second]},
         f"Split shard {shard} into {first} and {second}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
@@ -82,16 +71,13 @@ def merge(
     second: Annotated[
         str, typer.Argument(metavar="NEIGHBOUR", help="A shard whose hash range is next to it.")
     ],
-    *,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
+    choice: DeploymentChoice,
 ) -> None:
     """Merge two neighbouring shards: they become read-only, and one child has both hash ranges."""
-    log = Target.at(home, module).local_log(stream)
+    log = choice.target.local_log(stream)
     child = log.merge(first, second)
     show_result(
         {"parents": [first, second], "children": [child]},
         f"Merged shards {first} and {second} into {child}.",
-        as_json=as_json,
+        as_json=choice.as_json,
     )

@@ -16,14 +16,7 @@ from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import group_fields
-from dagster_leasehold.orchestration.commands.options import (
-    AnyStream,
-    GroupName,
-    Home,
-    Json,
-    Module,
-)
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
 from dagster_leasehold.orchestration.presentation import (
     counted,
@@ -47,19 +40,12 @@ ERROR_SHOWN = 40
 """The most characters of a shard's last error in its row."""
 
 
-def status(
-    stream: AnyStream = None,
-    *,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def status(choice: GroupChoice) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag.
 
     With --json, `processes` has the numbers and memory of the home's processes on this host.
     """
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     declared = target.streams.usable(key.stream)
     view = GroupReader(target.store, key, declared.source).read()
     snapshot, shards, nodes = view.snapshot, list(map(_shard_facts, view.shards)), view.nodes
@@ -69,7 +55,7 @@ def status(
     lag = PublicationLag.of(target.store.publication_lag(key))
     published = publication_state(target.store, key, lag)
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
-    if as_json:
+    if choice.as_json:
         group_ = group_fields(snapshot.group)
         show_json(
             {

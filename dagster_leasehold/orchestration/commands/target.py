@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.settings import Settings, load_settings
@@ -49,14 +50,6 @@ class Target:
         if settings.home.exists() and not settings.home.is_dir():
             raise errors.InvalidSetting(f"The home {settings.home} is a file: use a folder.")
         return cls(settings, module)
-
-    @classmethod
-    def of_group(
-        cls, home: Path | None, module: str | None, stream: str | None, group: str | None
-    ) -> tuple[Target, GroupKey]:
-        """Return the deployment of a home, and a stored group of a declared stream."""
-        target = cls.at(home, module)
-        return target, target.group(stream, group).key
 
     @cached_property
     def store(self) -> LeaseStore:
@@ -154,3 +147,45 @@ class Target:
     def named_shard(self, key: GroupKey, shard: str | None) -> ShardId | None:
         """Return the id of an optional shard argument."""
         return None if shard is None else self.shard(key, shard).shard
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentChoice:
+    """The options of a command on a deployment; `command_line.expanded` gives them to Typer."""
+
+    module: options.Module = None
+    as_json: options.Json = False
+    home: options.Home = None
+
+    @property
+    def target(self) -> Target:
+        """The deployment."""
+        return Target.at(self.home, self.module)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChoice:
+    """The argument STREAM and the options of a command that reads a group."""
+
+    stream: options.AnyStream = None
+    group: options.GroupName = None
+    module: options.Module = None
+    as_json: options.Json = False
+    home: options.Home = None
+
+    @property
+    def target(self) -> Target:
+        """The deployment."""
+        return Target.at(self.home, self.module)
+
+    def opened(self) -> tuple[Target, GroupKey]:
+        """Return the deployment, and the stored group of the declared stream."""
+        target = self.target
+        return target, target.group(self.stream, self.group).key
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGroup(GroupChoice):
+    """The same for a command that changes something: the user must give the stream."""
+
+    stream: options.Stream  # pyright: ignore[reportGeneralTypeIssues]

@@ -152,7 +152,8 @@ def top(
         raise InvalidSetting(
             "`leasehold top` needs a terminal. Use `leasehold status` to print the group once."
         )
-    target, key = Target.of_group(home, module, stream, group)
+    target = Target.at(home, module)
+    key = target.group(stream, group).key
     reader = GroupReader(target.store, key, target.streams.usable(key.stream).source)
     watch = _Watch(reader, interval)
     with watch.running():

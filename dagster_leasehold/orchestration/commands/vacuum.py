@@ -13,8 +13,7 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, expire, output_age
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Module, Stream
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import counted, say, show_json
 from dagster_leasehold.orchestration.progress_display import progress
 
@@ -28,7 +27,7 @@ SHOWN_MAX = 20
 
 
 def vacuum(
-    stream: Stream,
+    choice: NamedGroup,
     *,
     older_than: Annotated[
         str,
@@ -48,10 +47,6 @@ def vacuum(
             "not set, no output expires).",
         ),
     ] = None,
-    group: GroupName = None,
-    module: Module = None,
-    as_json: Json = False,
-    home: Home = None,
 ) -> None:
     """Drop expired output, and remove old files that are not in the ledger.
 
@@ -65,9 +60,10 @@ def vacuum(
             f"--older-than is {older_than}: use at least 1m, since readers that have listed files "
             "need time to read them."
         )
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     folder = target.output(key)
-    days = target.declared(stream).retention.output_days if expire_days is None else expire_days
+    declared = target.declared(choice.stream)
+    days = declared.retention.output_days if expire_days is None else expire_days
     expiry = _expire(target, key, output_age(days), dry_run=dry_run)
     with progress("finding unneeded files"):
         report = remove_files(
@@ -78,7 +74,7 @@ def vacuum(
             dry_run=dry_run,
             catalog=target.settings.catalog_settings,
         )
-    _show(key, expiry, report, days, dry_run=dry_run, as_json=as_json)
+    _show(key, expiry, report, days, dry_run=dry_run, as_json=choice.as_json)
     if expiry.failures:
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ import typer
 
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.orchestration.commands import options
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.presentation import cell, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def where(
-    stream: options.AnyStream = None,
+    choice: GroupChoice,
     shard: options.AnyShard = None,
     cursor: Annotated[
         str | None, typer.Argument(metavar="CURSOR", help="The cursor of a record.")
@@ -25,10 +25,6 @@ def where(
     snapshot: Annotated[
         int | None, typer.Option("--snapshot", metavar="ID", help="A snapshot of the table.")
     ] = None,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Show the batch, run, file and snapshot of a record, or the cursors of a snapshot.
 
@@ -37,13 +33,13 @@ def where(
     """
     from dagster_leasehold.assets.output.table.whereabouts import Whereabouts
 
-    target, key = Target.of_group(home, module, stream, group)
+    target, key = choice.opened()
     place = target.output(key)
     lookup = Whereabouts(target.store, key, place, target.settings.catalog_settings)
     shard_id = target.named_shard(key, shard)
     if cursor is not None and shard_id is not None:
         record = lookup.record(shard_id, cursor)
-        if as_json:
+        if choice.as_json:
             show_json(record)
         else:
             _say(record)
@@ -51,7 +47,7 @@ def where(
     contents = lookup.contents(snapshot)
     shards = sorted(contents.cursors, key=rank_key)
     cursors = {s: contents.cursors[s] for s in shards if shard_id in (None, s)}
-    if as_json:
+    if choice.as_json:
         show_json(
             {
                 "snapshot_id": contents.snapshot_id,
