@@ -28,6 +28,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.unchanged import Unchanged
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.sensors.active_runs import ACTIVE
@@ -120,34 +121,6 @@ def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
 
 
 @dataclass(slots=True)
-class UnchangedLedgers:
-    """Measures how long each shard's ledger has had no new batches.
-
-    If this state is lost, the batches of a quiet shard count as young for longer.
-    """
-
-    _seen: dict[ShardId, tuple[int, float]] = field(
-        default_factory=dict[ShardId, tuple[int, float]]
-    )
-
-    def update(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
-        """Record the current ends; drop shards that are not in `heads`."""
-        before = self._seen
-        self._seen = {
-            shard: before[shard]
-            if shard in before and before[shard][0] == head.next_number
-            else (head.next_number, now_s)
-            for shard, head in heads.items()
-        }
-
-    def ends(self, age_s: float, now_s: float) -> dict[ShardId, int]:
-        """Return the ends that are unchanged for `age_s` seconds, so that all batches are old."""
-        return {
-            shard: number for shard, (number, at_s) in self._seen.items() if now_s - at_s >= age_s
-        }
-
-
-@dataclass(slots=True)
 class CompactionPace:
     """The last compaction of each node, and how long each node has waited for a free slot.
 
@@ -212,7 +185,7 @@ class CompactionRounds:
     deployment: Deployment
     clock: Clock
     _pace: CompactionPace = field(init=False)
-    _unchanged: UnchangedLedgers = field(default_factory=UnchangedLedgers)
+    _unchanged: Unchanged[ShardId] = field(default_factory=Unchanged[ShardId])
 
     def __post_init__(self) -> None:
         self._pace = CompactionPace(began_s=self.clock())
@@ -237,8 +210,10 @@ class CompactionRounds:
         }
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
         # Busy nodes' shards are included; otherwise they would count as changed afterwards.
-        self._unchanged.update(heads, now_s)
-        unchanged = self._unchanged.ends(self.stream.retention.compact_after_s, now_s)
+        ends = {shard: head.next_number for shard, head in heads.items()}
+        quiet_s = self._unchanged.update(ends, now_s)
+        age_s = self.stream.retention.compact_after_s
+        unchanged = {shard: end for shard, end in ends.items() if quiet_s[shard] >= age_s}
         pauses = self._pace.pauses(free, now_s)
         all_old = dict.fromkeys(unchanged, BATCHES_MIN_QUIET)
         all_old |= dict.fromkeys(finished(snapshot), BATCHES_MIN_FINISHED)

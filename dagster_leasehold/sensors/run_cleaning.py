@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.rules.unchanged import Unchanged
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.sensors.active_runs import ActiveRun, ActiveRuns
 
@@ -107,31 +108,19 @@ class RunsWithoutShards:
 
 
 @dataclass(slots=True)
-class WorkTimes:
-    """How long each run has been working, by this process's own clock.
-
-    Dagster stores the time of the run's host. If that host's clock were an hour behind, all of its
-    runs would seem to have worked for an hour.
-    """
-
-    _seen_s: dict[str, float] = field(default_factory=dict)
-
-    def overdue(self, limits: Mapping[str, float], *, now_s: float) -> list[str]:
-        """Return the runs that have worked for longer than their limits, given in seconds."""
-        self._seen_s = {run: self._seen_s.get(run, now_s) for run in limits}
-        return sorted(run for run, at in self._seen_s.items() if now_s - at > limits[run])
-
-
-@dataclass(slots=True)
 class RunCleaning:
-    """Cleans up the runs of one stream."""
+    """Cleans up the runs of one stream.
+
+    The times of runs are this process's own. Dagster stores the time of the run's host: if that
+    host's clock were an hour behind, all of its runs would seem to have worked for an hour.
+    """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
     new_id: Callable[[], str]
     _holding: RunsWithoutShards = field(default_factory=RunsWithoutShards)
-    _working: WorkTimes = field(default_factory=WorkTimes)
+    _working: Unchanged[str] = field(default_factory=Unchanged[str])
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +148,8 @@ class RunCleaning:
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )
         limits = {run.run_id: run.work_max_s for run in active if run.work_max_s is not None}
-        overtime = self._working.overdue(limits, now_s=self.clock())
+        worked_s = self._working.update(dict.fromkeys(limits), self.clock())
+        overtime = sorted(run for run, limit_s in limits.items() if worked_s[run] > limit_s)
         endings = dict.fromkeys(overtime, WORKED_TOO_LONG)
         for run_id, ending in (endings | dict.fromkeys(overdue, HOLDS_NOTHING)).items():
             end = partial(self._end, instance, run_id, ending)

@@ -13,15 +13,16 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.event_frontier import (
     HOUR,
     Frontier,
-    IdleShards,
     complete_hours,
     frontier,
 )
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.unchanged import Unchanged
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import time_text
@@ -50,7 +51,7 @@ class WatermarkRounds:
     hourly: HourlyAsset
     deployment: Deployment
     clock: Clock
-    _idle: IdleShards = field(default_factory=IdleShards)
+    _caught_up: Unchanged[ShardId] = field(default_factory=Unchanged[ShardId])
     _late: LateRecords | None = None
     _steps: FailingSteps = field(init=False)
     _requested: RequestedHours = field(init=False)
@@ -122,7 +123,7 @@ class WatermarkRounds:
         times = shard_times(
             source,
             leases,
-            self._idle,
+            self._caught_up,
             self._steps,
             now_s=self.clock(),
             allowance_s=self.hourly.idle_after_s,

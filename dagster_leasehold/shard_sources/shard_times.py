@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.event_frontier import IdleShards, ShardTime, lease_times
+from dagster_leasehold.lease_store.rules.event_frontier import ShardTime, lease_times
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.unchanged import Unchanged
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import caught_up
 from dagster_leasehold.shard_sources.source import ShardSource
@@ -16,7 +17,7 @@ from dagster_leasehold.shard_sources.source import ShardSource
 def shard_times(
     source: ShardSource,
     leases: Sequence[ShardLease],
-    idle: IdleShards,
+    caught_up_since: Unchanged[ShardId],
     steps: FailingSteps,
     *,
     now_s: float,
@@ -25,6 +26,7 @@ def shard_times(
     """Return the event time of each shard, and which shards are idle.
 
     Args:
+        caught_up_since: how long each shard has been caught up at one checkpoint.
         now_s: the time, in monotonic seconds.
         allowance_s: the time after which a shard that is caught up is idle, in seconds; None if
             no shard is.
@@ -33,8 +35,8 @@ def shard_times(
     if allowance_s is None:
         return times
     at_end = caught_up(source, leases, steps)
-    idle_shards = idle.idle(at_end, now_s=now_s, allowance_s=allowance_s)
-    return [replace(shard, idle=shard.shard in idle_shards) for shard in times]
+    idle_s = caught_up_since.update(at_end, now_s)
+    return [replace(shard, idle=idle_s.get(shard.shard, -1.0) >= allowance_s) for shard in times]
 
 
 def unlisted_shards(source: ShardSource, leases: Sequence[ShardLease]) -> frozenset[ShardId]:

@@ -7,7 +7,7 @@ Finished shards do not hold back any hour, nor do idle shards if the declaration
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -40,36 +40,6 @@ def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
         ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
         for lease in leases
     ]
-
-
-@dataclass(slots=True)
-class IdleShards:
-    """How long each shard has been caught up, by this process's own clock.
-
-    After a restart the time counts from 0, so a shard counts as idle later, never too early.
-    """
-
-    _since_s: dict[ShardId, tuple[str | None, float]] = field(
-        default_factory=dict[ShardId, tuple[str | None, float]]
-    )
-
-    def idle(
-        self, caught_up: dict[ShardId, str | None], *, now_s: float, allowance_s: float
-    ) -> set[ShardId]:
-        """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
-
-        Args:
-            caught_up: the shards that are caught up now, with their checkpoints.
-            now_s: the time, in monotonic seconds.
-            allowance_s: how long a shard counts as active after it has caught up, in seconds.
-        """
-        unchanged = {
-            shard: since
-            for shard, since in self._since_s.items()
-            if shard in caught_up and since[0] == caught_up[shard]
-        }
-        self._since_s = {shard: (at, now_s) for shard, at in caught_up.items()} | unchanged
-        return {shard for shard, (_, at) in self._since_s.items() if now_s - at >= allowance_s}
 
 
 @dataclass(frozen=True, slots=True)

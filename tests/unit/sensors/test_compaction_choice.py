@@ -16,7 +16,6 @@ from dagster_leasehold.sensors.compaction import (
     VACUUM_MARGIN_S,
     Candidate,
     CompactionPace,
-    UnchangedLedgers,
     launches_of,
     worthwhile,
 )
@@ -58,18 +57,6 @@ def test_a_shard_that_is_over_is_compacted_once():
     finished = {X: BATCHES_MIN_FINISHED}
     assert worthwhile({X: A}, ends, {}, LONG, finished) == [Candidate(X, A, 3, None)]
     assert worthwhile({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
-
-
-def test_all_batches_of_a_quiet_shard_count_as_old():
-    """Goal: the age is measured by the observer's clock, because the ledger has no newer row."""
-    still, age_s = UnchangedLedgers(), 3_600.0
-    still.update(heads(x=5, y=5), 0.0)
-    still.update(heads(x=5, y=6, z=1), 10.0)
-    assert still.ends(age_s, age_s - 1) == {}
-    assert still.ends(age_s, age_s) == {X: 5}
-    assert still.ends(age_s, age_s + 10) == {X: 5, Y: 6, Z: 1}
-    still.update(heads(y=6), 20.0)
-    assert still.ends(age_s, age_s + 10) == {Y: 6}, "the others are another deployment's"
 
 
 def test_a_few_last_batches_are_worth_a_run():

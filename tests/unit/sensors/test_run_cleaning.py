@@ -5,7 +5,6 @@ from dagster_leasehold.sensors.run_cleaning import (
     NEVER_HELD_GRACE_S,
     PARTITIONS_GRACE_S,
     RunsWithoutShards,
-    WorkTimes,
 )
 
 
@@ -54,12 +53,3 @@ def test_a_run_that_ended_is_forgotten():
     overdue(memory, [run], {"run-1"}, 0.0)
     assert overdue(memory, [], set(), 30.0) == []
     assert overdue(memory, [run], set(), 60.0) == []
-
-
-def test_the_age_of_a_run_counts_from_its_first_observation() -> None:
-    memory = WorkTimes()
-    assert memory.overdue({"run-1": 60.0}, now_s=1_000.0) == []
-    assert memory.overdue({"run-1": 60.0, "run-2": 600.0}, now_s=1_060.0) == []
-    assert memory.overdue({"run-1": 60.0, "run-2": 600.0}, now_s=1_060.1) == ["run-1"]
-    assert memory.overdue({"run-2": 600.0}, now_s=1_070.0) == []
-    assert memory.overdue({"run-1": 60.0}, now_s=1_120.0) == [], "it had ended meanwhile"

@@ -26,8 +26,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.roles.groups import Groups
-from dagster_leasehold.lease_store.rules.event_frontier import IdleShards, ShardTime, frontier
+from dagster_leasehold.lease_store.rules.event_frontier import ShardTime, frontier
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.unchanged import Unchanged
 from dagster_leasehold.shard_sources.shard_times import shard_times, unlisted_shards
 
 RETRY_S = 60.0
@@ -58,7 +59,7 @@ class ShardTimesReader:
     stream: ShardStream
     store: Groups
     clock: Callable[[], float]
-    _idle: IdleShards = field(default_factory=IdleShards)
+    _caught_up: Unchanged[ShardId] = field(default_factory=Unchanged[ShardId])
     _due_s: float = -math.inf
     _steps: FailingSteps = field(init=False)
 
@@ -86,7 +87,12 @@ class ShardTimesReader:
         leases = self.store.snapshot(self.stream.key).shards
         self._steps.begin()
         times = shard_times(
-            source, leases, self._idle, self._steps, now_s=self.clock(), allowance_s=allowance_s
+            source,
+            leases,
+            self._caught_up,
+            self._steps,
+            now_s=self.clock(),
+            allowance_s=allowance_s,
         )
         return ShardsSeen(tuple(times), unlisted_shards(source, leases))
 
