@@ -74,11 +74,10 @@ class RequestedHours:
     expired: list[datetime] = field(default_factory=list[datetime])
     _requested_s: dict[datetime, float] = field(default_factory=dict[datetime, float])
 
-    def load(self, cursor: str | None, since: datetime) -> bool:
+    def load(self, cursor: str | None, since: datetime) -> None:
         """Read the hours from the cursor; start again at `since` if it is unreadable.
 
-        Requesting an hour again is harmless: Dagster launches one run per run key. It returns False
-        if the cursor has no list of incomplete hours.
+        Requesting an hour again is harmless: Dagster launches one run per run key.
         """
         self.next, self.incomplete = _parse(cursor, since)
         self._requested_s = {
@@ -87,7 +86,6 @@ class RequestedHours:
             if at in self.incomplete
         }
         self.dropped, self.expired = [], []
-        return (cursor or "").startswith("{")
 
     def save(self) -> str:
         """Return the cursor. If there are too many hours, the oldest failures are dropped."""
@@ -100,7 +98,7 @@ class RequestedHours:
             time_text(at): [hour.version, hour.attempts]
             for at, hour in sorted(self.incomplete.items())
         }
-        return json.dumps({"next": time_text(self.next), "owed": hours}, separators=(",", ":"))
+        return json.dumps({"next": time_text(self.next), "hours": hours}, separators=(",", ":"))
 
     def request(self, at: datetime) -> IncompleteHour:
         """Count a request of an hour; return its new state."""
@@ -188,21 +186,15 @@ class RequestedHours:
 
 def _parse(cursor: str | None, since: datetime) -> tuple[datetime, dict[datetime, IncompleteHour]]:
     """Return the first hour that was not requested yet, and the incomplete hours."""
-    text, hours = cursor or "", dict[datetime, IncompleteHour]()
-    if text.startswith("{"):
-        try:
-            content = cast("dict[str, Any]", json.loads(text))
-            text = str(content["next"])
-            # The key is part of the format of stored cursors.
-            for hour, (version, attempts) in content["owed"].items():
-                at = stored_time(hour)
-                if at == hour_of(at) and at >= since:
-                    hours[at] = IncompleteHour(max(0, int(version)), max(0, int(attempts)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            return since, {}
+    hours: dict[datetime, IncompleteHour] = {}
     try:
-        return max(stored_time(text), since), hours
-    except ValueError:
+        content = cast("dict[str, Any]", json.loads(cursor or ""))
+        for hour, (version, attempts) in content["hours"].items():
+            at = stored_time(hour)
+            if at == hour_of(at) and at >= since:
+                hours[at] = IncompleteHour(max(0, int(version)), max(0, int(attempts)))
+        return max(stored_time(str(content["next"])), since), hours
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return since, {}
 
 

@@ -31,12 +31,7 @@ from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import active_partitions
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
-from dagster_leasehold.sensors.requested_hours import (
-    INCOMPLETE_MAX,
-    HoursInWork,
-    IncompleteHour,
-    RequestedHours,
-)
+from dagster_leasehold.sensors.requested_hours import HoursInWork, RequestedHours
 from dagster_leasehold.sensors.steps import deployment_of_tick, opened_instance
 from dagster_leasehold.shard_sources.shard_times import shard_times, unlisted_shards
 
@@ -69,17 +64,14 @@ class WatermarkRounds:
         """
         self._steps.begin()
         requested, store = self._requested, self.deployment.store()
-        has_list = requested.load(cursor, self.hourly.since)
+        requested.load(cursor, self.hourly.since)
         leases = store.snapshot(self.hourly.stream.key).shards
         progress, hours = self._steps.attempt(
             "finding complete hours", partial(self._complete, leases), (UNKNOWN, []), at_once=True
         )
         launchable = self._launchable(hours)
         changed_rows = self._steps.attempt(
-            "counting late records",
-            partial(self._count_late, store, leases, has_list=has_list),
-            [],
-            at_once=True,
+            "counting late records", partial(self._count_late, store, leases), [], at_once=True
         )
         retries = self._steps.attempt(
             "finding hours to request again", partial(self._due, in_work), [], at_once=True
@@ -146,9 +138,7 @@ class WatermarkRounds:
         last = self.hourly.partitions.get_last_partition_key()
         return [hour for hour in hours if last is not None and hour_key(hour) <= last]
 
-    def _count_late(
-        self, store: LeaseStore, leases: Sequence[ShardLease], *, has_list: bool
-    ) -> list[EventWindow]:
+    def _count_late(self, store: LeaseStore, leases: Sequence[ShardLease]) -> list[EventWindow]:
         """Remove complete hours, and count late records; return the changed rows."""
         requested, late = self._requested, self._late
         if late is None:
@@ -156,8 +146,10 @@ class WatermarkRounds:
             late = LateRecords(self.hourly, store, root, self._steps, self.deployment.catalog)
         first = late.begin(leases, requested.next)
         self._late = late
-        if first is not None:
-            self._restore(late, first, has_list=has_list)
+        for window in first or ():
+            # A lost cursor listed it.
+            if window.rerun:
+                requested.add_rerun(window)
         late.read_ledger(leases, requested.next)
         rows = windows_of(store, self.hourly, late.hours | requested.incomplete.keys())
         requested.remove_complete(rows)
@@ -166,24 +158,6 @@ class WatermarkRounds:
             if window.rerun:
                 requested.add_rerun(window)
         return changed_rows
-
-    def _restore(
-        self, late: LateRecords, windows: Sequence[EventWindow], *, has_list: bool
-    ) -> None:
-        """Add hours that a lost cursor listed; called once in a process."""
-        starts = {window.start for window in windows}
-        for window in windows:
-            if window.rerun:
-                self._requested.add_rerun(window)
-        at = late.since(self._requested.next)
-        while (
-            not has_list
-            and at < self._requested.next
-            and len(self._requested.incomplete) < INCOMPLETE_MAX
-        ):
-            if at not in starts:
-                self._requested.incomplete[at] = IncompleteHour(attempts=1)
-            at += HOUR
 
     def _request(self, at: datetime) -> dg.RunRequest:
         key, key_end = hour_key(at), self._requested.request(at).run_key_end

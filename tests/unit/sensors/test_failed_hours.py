@@ -107,15 +107,6 @@ def test_a_failed_rerun_for_late_records_is_requested_again(tmp_path: Path) -> N
     assert scene.requested() == []
 
 
-def test_hours_without_a_row_are_requested_after_an_upgrade(scene: Scene) -> None:
-    complete(scene, hours=2)
-    scene.make(1)
-    scene.cursor = (NOON + 2 * HOUR).isoformat()
-    assert scene.requested() == []
-    scene.now_s += RETRY_FIRST_S
-    assert scene.requested() == [hour(0, "complete.2")]
-
-
 def test_an_hour_that_fails_for_a_year_is_requested_a_bounded_number_of_times() -> None:
     now_s = 0.0
     requested = RequestedHours(lambda: now_s, 60.0, NOON)
@@ -151,7 +142,7 @@ def test_the_cursor_is_bounded_and_dropped_hours_are_named() -> None:
     assert len(cursor) < 30_000
     assert "2 hours are dropped (2026-03-01-12:00, 2026-03-01-13:00)" in " ".join(requested.notes())
     successor = RequestedHours(lambda: 0.0, 60.0, NOON)
-    assert successor.load(cursor, NOON)
+    successor.load(cursor, NOON)
     assert successor.incomplete == requested.incomplete
 
 
@@ -166,10 +157,10 @@ def test_hours_in_the_queue_hold_back_further_ones() -> None:
 UNREADABLE = (
     "{",
     '{"next":1}',
-    '{"next":"x","owed":{}}',
-    '{"next":"2026-03-01T12:00","owed":[]}',
+    '{"next":"x","hours":{}}',
+    '{"next":"2026-03-01T12:00","hours":[]}',
     "rubbish",
-    json.dumps({"next": NOON.isoformat(), "owed": {"x": [1, 2]}}),
+    json.dumps({"next": NOON.isoformat(), "hours": {"x": [1, 2]}}),
 )
 
 

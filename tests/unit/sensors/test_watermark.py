@@ -280,7 +280,8 @@ def test_hours_in_the_future_of_this_host_wait(tmp_path: Path) -> None:
     scene.append("0", 5, years)
     scene.append("1", 5, years)
     assert len(scene.requested()) == 24, "and not more in one tick"
-    scene.cursor = (NOON + 365 * 50 * 24 * HOUR).isoformat()
+    at = NOON + 365 * 50 * 24 * HOUR
+    scene.cursor = json.dumps({"next": at.isoformat(), "hours": {}})
     assert scene.requested() == []
     assert "in the future by this host's clock" in str(scene.tick().skip_reason)
 
