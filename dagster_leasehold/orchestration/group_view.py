@@ -7,7 +7,7 @@ the clock of the database or the caller, and the protocol does not use them.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -224,31 +224,27 @@ def node_rows(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> tuple[
     Args:
         beat_ages: seconds since each member's last heartbeat.
     """
-    counts: dict[NodeName, int] = {}
-    for lease in snapshot.shards:
-        if lease.consumer_owner is not None:
-            counts[lease.consumer_owner] = counts.get(lease.consumer_owner, 0) + 1
-    timeout_s = snapshot.group.timeout_s
+    counts = Counter(lease.consumer_owner for lease in snapshot.shards)
+    alive = live_nodes(snapshot, beat_ages)
+
+    def liveness(node: Node) -> Liveness:
+        if not node.member:
+            return Liveness.LEFT
+        return Liveness.ALIVE if node.name in alive else Liveness.SILENT
+
     return tuple(
         NodeRow(
             node.name,
-            _liveness(node, beat_ages.get(node.name), timeout_s),
+            liveness(node),
             beat_ages.get(node.name) if node.member else None,
             node.member,
             node.accepts_runs,
             node.lease_id,
-            counts.get(node.name, 0),
+            counts[node.name],
             node.release_version,
         )
         for node in snapshot.nodes
     )
-
-
-def _liveness(node: Node, age_s: float | None, timeout_s: float) -> Liveness:
-    if not node.member:
-        return Liveness.LEFT
-    # A member without an age joined between the two readings.
-    return Liveness.ALIVE if age_s is None or age_s <= timeout_s else Liveness.SILENT
 
 
 def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:

@@ -18,7 +18,7 @@ from dagster_leasehold.assets.table_check import check_table
 from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.publication_rows import PublicationLag
-from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
@@ -90,8 +90,8 @@ class TableWatch:
         return [evaluation] if should_store(instance, evaluation, self.now()) else []
 
 
-def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
-    """Return the step `publish`; `clock` returns monotonic seconds."""
+def publish_step(stream: ShardStream, deployment: Deployment) -> Step:
+    """Return the step `publish`."""
 
     @cache
     def watch_of(instance: dg.DagsterInstance) -> TableWatch:
@@ -102,7 +102,9 @@ def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
 
         ended = partial(run_ended, instance)
         return TableWatch(
-            PublishRounds(stream, deployment, nodes, clock, ended=ended, early_s=TICK_EARLY_S)
+            PublishRounds(
+                stream, deployment, nodes, steady_clock, ended=ended, early_s=TICK_EARLY_S
+            )
         )
 
     def work(tick: Tick) -> Outcome:

@@ -34,7 +34,7 @@ LOCAL_LOG = "local_log"
 _BUILT_IN = {
     "kafka": "dagster_leasehold.shard_sources.kafka.source",
     "kinesis": "dagster_leasehold.shard_sources.kinesis.source",
-    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.kind",
+    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.log",
     "loghub": "dagster_leasehold.shard_sources.loghub.source",
 }
 
@@ -181,7 +181,7 @@ def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
     if name == LOCAL_LOG:
         from dagster_leasehold.shard_sources.local_log.reading import reader_of
 
-        # Its kind imports pydantic, which workers of a cluster can lack.
+        # Its other modules import pydantic, which workers of a cluster can lack.
         return reader_of
     try:
         kind = source_kind(name)

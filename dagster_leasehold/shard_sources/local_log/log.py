@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from pydantic import BaseModel, ConfigDict
+
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -19,7 +21,7 @@ from dagster_leasehold.shard_sources.local_log.files import shard_folder
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.heads import make_heads
 from dagster_leasehold.shard_sources.local_log.lines import append_lines
-from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader, ShardFolder
+from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader, ShardFolder, reader_of
 from dagster_leasehold.shard_sources.local_log.resharding import (
     even_ranges,
     merge_children,
@@ -27,6 +29,7 @@ from dagster_leasehold.shard_sources.local_log.resharding import (
     split_children,
 )
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter, retain
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -261,3 +264,22 @@ class LocalLog(LocalLogReader):
         """Remove the files with no record after a time or cursor; return the new first cursor."""
         entry = catalog.load_catalog(self.root).find(shard)
         return retain(ShardFolder(entry.shard, self.root), before)
+
+
+class LocalLogOptions(BaseModel):
+    """Options of a local log.
+
+    Attributes:
+        root: the log's folder; by default `logs/STREAM` in the home.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: Path | None = None
+
+
+def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
+    return LocalLog(options.root or place.folder)
+
+
+KIND = SourceKind(LocalLogOptions, _open, reader_of)
