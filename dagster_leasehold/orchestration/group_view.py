@@ -115,7 +115,7 @@ class GroupView:
 
     def death(self) -> str | None:
         """Return a sentence if no node of the group is alive; None if one is."""
-        if any(row.liveness is Liveness.ALIVE for row in self.nodes):
+        if self.alive:
             return None
         ages = [row.last_beat_s for row in self.nodes if row.last_beat_s is not None]
         last = f"last heartbeat {duration(min(ages))} ago" if ages else "no members"
@@ -123,6 +123,16 @@ class GroupView:
             f"No node of {self.snapshot.group.key} is alive ({last}), so nothing is consumed. "
             "Start the deployment's daemon and agents."
         )
+
+    @property
+    def alive(self) -> int:
+        """The number of nodes that are alive."""
+        return sum(row.liveness is Liveness.ALIVE for row in self.nodes)
+
+    @property
+    def lag_trouble(self) -> str:
+        """A sentence if the lag is unknown; empty otherwise."""
+        return f"The lag is unknown: {self.trouble}" if self.trouble else ""
 
     def obstacles(self) -> list[str]:
         """Return a sentence for each shard without progress; empty if no node is alive."""

@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.orchestration.group_history import Holding, Move, Point, RunRow
-from dagster_leasehold.orchestration.group_view import GroupView, Liveness, total, tree
+from dagster_leasehold.orchestration.group_view import GroupView, total, tree
 from dagster_leasehold.orchestration.presentation import cell, counted, iso
 
 ROWS_MAX = 500
@@ -183,8 +183,7 @@ def _section(title: str, content: str) -> str:
 def _verdicts(report: Report) -> str:
     verdicts: list[tuple[bool, str]] = []
     death = report.view.death()
-    alive = counted(sum(row.liveness is Liveness.ALIVE for row in report.view.nodes), "node")
-    verdicts.append((death is None, death or f"{alive} alive."))
+    verdicts.append((death is None, death or f"{counted(report.view.alive, 'node')} alive."))
     if report.violations is None:
         verdicts.append((False, "Journal and ledger were not verified."))
     elif report.violations:
@@ -195,8 +194,8 @@ def _verdicts(report: Report) -> str:
     if open_gaps:
         verdicts.append((False, f"{counted(open_gaps, 'gap')} not acknowledged."))
     verdicts += [(False, line) for line in report.view.obstacles()[:OBSTACLES_MAX]]
-    if report.view.trouble:
-        verdicts.append((False, f"The lag is unknown: {report.view.trouble}"))
+    if report.view.lag_trouble:
+        verdicts.append((False, report.view.lag_trouble))
     return "".join(
         f'<p class="{"good" if good else "bad"}">{escape(text)}</p>' for good, text in verdicts
     )

@@ -132,11 +132,8 @@ def queued_shards(
 ) -> set[ShardId]:
     """Return the shards whose partition has an unfinished run, by a user or a backfill."""
     busy: set[str] = set()
-    for first in range(0, len(shards), SHARDS_PER_READ):
-        part = list(shards[first : first + SHARDS_PER_READ])
-        filters = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: part})
-        for run in _all_runs(instance, filters):
-            busy.update(_shards_of(run, stream, list) or ())
+    for run in _runs_of_partitions(instance, shards):
+        busy.update(_shards_of(run, stream, list) or ())
     return {shard for shard in shards if shard in busy}
 
 
@@ -144,15 +141,20 @@ def active_partitions(
     instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
 ) -> set[str]:
     """Return the given partitions that have an unfinished run."""
-    keys = sorted(partitions)
-    busy: set[str] = set()
-    for first in range(0, len(keys), SHARDS_PER_READ):
-        part = keys[first : first + SHARDS_PER_READ]
+    return {
+        run.tags[names.PARTITION_TAG]
+        for run in _runs_of_partitions(instance, sorted(partitions))
+        if run.asset_selection and asset in run.asset_selection
+    }
+
+
+def _runs_of_partitions(
+    instance: dg.DagsterInstance, partitions: Sequence[str]
+) -> Iterator[DagsterRun]:
+    for first in range(0, len(partitions), SHARDS_PER_READ):
+        part = list(partitions[first : first + SHARDS_PER_READ])
         filters = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: part})
-        for run in _all_runs(instance, filters):
-            if run.asset_selection and asset in run.asset_selection:
-                busy.add(run.tags[names.PARTITION_TAG])
-    return busy
+        yield from _all_runs(instance, filters)
 
 
 def _all_runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[DagsterRun]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_history import (
@@ -54,9 +54,7 @@ def report(
     target, key = choice.opened()
     view = GroupReader(target.store, key, target.streams.usable(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))
-    temporary = html.with_name(f".{html.name}.{os.getpid()}")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(html)
+    replace_file(html, content)
     shards = counted(len(view.shards), "shard")
     facts = {"group": str(key), "file": str(html), "shards": len(view.shards)}
     show_result(facts, f"Wrote {html}: {shards} of {key}.", as_json=choice.as_json)

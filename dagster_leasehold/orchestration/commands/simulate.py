@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Annotated
 
 import typer
@@ -250,19 +250,8 @@ def simulate(  # noqa: PLR0917
         f"{nodes:,} nodes and {shards:,} shards, lease timeout {timeout:g} s",
         "change, >nodes, >shards, >moves, >fewest possible, >settled after s, "
         ">without owner s, shards per node",
-        [
-            (
-                each.change,
-                each.nodes,
-                each.shards,
-                each.moves,
-                each.moves_minimum,
-                each.seconds,
-                each.ownerless_s,
-                _shares(each.counts),
-            )
-            for each in results
-        ],
+        # The columns are the fields of a result.
+        ((*astuple(each)[:-1], _shares(each.counts)) for each in results),
     )
 
 

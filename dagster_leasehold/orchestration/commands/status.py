@@ -100,8 +100,8 @@ def status(choice: GroupChoice) -> None:
         )
     if upkeep is not None:
         _show_upkeep(upkeep)
-    if view.trouble:
-        say(f"The lag is unknown: {view.trouble}")
+    if view.lag_trouble:
+        say(view.lag_trouble)
 
 
 def _shard_facts(row: ShardRow) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def rendered(
     nodes_max = max(int(height * NODES_SHARE) - 2, 1)
     nodes = sorted(view.nodes, key=lambda row: (row.liveness is not Liveness.SILENT, row.node))
     obstacles = view.obstacles()[:OBSTACLES_SHOWN]
-    alerts = [line for line in (trouble, view.death(), *obstacles, _lag_trouble(view)) if line]
+    alerts = [line for line in (trouble, view.death(), *obstacles, view.lag_trouble) if line]
     rows = page.visible_rows(view.shards)
     # A line each for the title, the keys and both table heads, and up to two for an alert.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
@@ -240,17 +240,12 @@ def rendered(
     return page, Group(*parts)
 
 
-def _lag_trouble(view: GroupView) -> str:
-    return f"The lag is unknown: {view.trouble}" if view.trouble else ""
-
-
 def _title(view: GroupView) -> str:
     group = view.snapshot.group
-    alive = sum(row.liveness is Liveness.ALIVE for row in view.nodes)
     lag, rate = total(row.lag for row in view.shards), total(row.rate for row in view.shards)
     parts = [
         str(group.key) + (" (paused)" if group.paused else ""),
-        f"{counted(alive, 'node')} alive",
+        f"{counted(view.alive, 'node')} alive",
         counted(len(view.shards), "shard"),
         f"lag {_number(lag)}",
         f"{_number(rate)} records/s",

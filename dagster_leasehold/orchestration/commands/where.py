@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,14 +49,7 @@ def where(
     shards = sorted(contents.cursors, key=rank_key)
     cursors = {s: contents.cursors[s] for s in shards if shard_id in (None, s)}
     if choice.as_json:
-        show_json(
-            {
-                "snapshot_id": contents.snapshot_id,
-                "publication": contents.publication,
-                "complete_until": contents.complete_until,
-                "cursors": cursors,
-            }
-        )
+        show_json(replace(contents, cursors=cursors))
         return
     until = contents.complete_until
     complete = "unknown" if until is None else cell(until)
