@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 SHOWN_LENGTH_MAX = 80
 LINE_BYTES_MAX = 300
+NAMES_SHOWN_MAX = 20
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
 _NAMED_SECRET = re.compile(
     r"(?i)\b((?:[\w-]*[_-])?(?:password|passwd|pwd|token|secret|apikey|key|authorization))"
@@ -35,6 +36,21 @@ def one_line(text: str) -> str:
     if len(encoded) <= LINE_BYTES_MAX:
         return encoded.decode()
     return encoded[: LINE_BYTES_MAX - 3].decode(errors="ignore") + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun: `1 shard`, `2,000 shards`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as text; names after the first 20 are only counted."""
+    items = list(names)
+    if not items:
+        return "none"
+    text = ", ".join(items[:NAMES_SHOWN_MAX])
+    omitted = len(items) - NAMES_SHOWN_MAX
+    return f"{text} and {omitted} more" if omitted > 0 else text
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -12,10 +12,9 @@ from typing_extensions import override
 
 from dagster_leasehold.assets.shard_stream import ShardStream, SpecChange
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
-from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, listed, shown
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.declared_streams import named_source
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.scaffolding import YAML, written_settings
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.user_modules import declared_twice, function_at, object_at

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import UnknownStream, shown
+from dagster_leasehold.lease_store.errors import UnknownStream, listed, shown
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, declaring_module
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.user_modules import (

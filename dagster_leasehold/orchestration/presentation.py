@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH_MAX = 100
-NAMES_SHOWN_MAX = 20
 
 
 def console() -> Console:
@@ -27,21 +26,6 @@ def console() -> Console:
     return Console(
         highlight=False, width=min(wide.width, WIDTH_MAX) if wide.is_terminal else WIDTH_MAX
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and a noun: `1 shard`, `2,000 shards`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as text; names after the first 20 are only counted."""
-    items = list(names)
-    if not items:
-        return "none"
-    text = ", ".join(items[:NAMES_SHOWN_MAX])
-    omitted = len(items) - NAMES_SHOWN_MAX
-    return f"{text} and {omitted} more" if omitted > 0 else text
 
 
 def say(text: str = "") -> None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from html import escape
 
+from dagster_leasehold.lease_store.errors import counted
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.orchestration.group_history import Holding, Move, Point, RunRow
 from dagster_leasehold.orchestration.group_view import GroupView, total, tree
-from dagster_leasehold.orchestration.presentation import cell, counted, iso
+from dagster_leasehold.orchestration.presentation import cell, iso
 
 ROWS_MAX = 500
 """The most moves, and the most runs, in a page; the newest are taken."""

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.definition_mark import definition_mark
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import LeaseLost, SourceError
+from dagster_leasehold.lease_store.errors import LeaseLost, SourceError, counted
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
@@ -143,16 +143,20 @@ class LaunchRounds:
         launches, queued = self._choose(instance, ready, active, apart)
         ready = [idle for idle in ready if idle.shard not in queued]
         if queued:
-            notes.append(f"{_count(len(queued))} left to active runs of single partitions")
+            notes.append(
+                f"{counted(len(queued), 'shard')} left to active runs of single partitions"
+            )
         by_shard = {idle.shard: idle for idle in ready}
         for launch in launches:
             self._history.note(launch, by_shard, self.clock())
-            notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
+            notes.append(
+                f"launched a run for {counted(len(launch.shards), 'shard')} of {launch.node}"
+            )
         if launches:
             failpoints.reach("before_launch")
         launched = {shard for launch in launches for shard in launch.shards}
         if waiting := [idle for idle in ready if idle.shard not in launched]:
-            notes.append(f"{_count(len(waiting))} waiting for a run of the node to end")
+            notes.append(f"{counted(len(waiting), 'shard')} waiting for a run of the node to end")
             searching = {run.node for run in apart}
             nodes = {i.node for i in waiting if not (i.blocked and i.node in searching)}
             self._following.make_room(instance, nodes)
@@ -184,9 +188,11 @@ class LaunchRounds:
                 self._following.offer(instance, run_id, shards)
                 launch = Launch(by_shard[shards[0]].node, tuple(shards))
                 self._history.note(launch, by_shard, self.clock())
-                notes.append(f"{_count(len(shards))} of {launch.node} joined run {run_id}")
+                notes.append(
+                    f"{counted(len(shards), 'shard')} of {launch.node} joined run {run_id}"
+                )
         if waiting:
-            notes.append(f"{_count(len(waiting))} waiting for a run that is starting")
+            notes.append(f"{counted(len(waiting), 'shard')} waiting for a run that is starting")
         return {shard for shard in offered if shard not in queued} | waiting
 
     def _choose(
@@ -264,16 +270,18 @@ class LaunchRounds:
         ]
         eligible = [i for i in unread_shards if not self._history.wait_s(i, self.clock())]
         if waiting := len(unread) - len(eligible):
-            notes.append(f"{_count(waiting)} waiting because the last run committed nothing")
+            notes.append(
+                f"{counted(waiting, 'shard')} waiting because the last run committed nothing"
+            )
         # If a record of one shard is due, all unread shards of its node are read together.
         due = {shard.node for shard in eligible if self._due(shard)}
         ready = [shard for shard in eligible if shard.node in due]
         if early := len(eligible) - len(ready):
-            notes.append(f"{_count(early)} waiting until a record is due")
+            notes.append(f"{counted(early, 'shard')} waiting until a record is due")
         if finished:
-            notes.append(f"finished {_count(finished)}, read to the end")
+            notes.append(f"finished {counted(finished, 'shard')}, read to the end")
         if idle and not unread and not self._steps.notes:
-            notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
+            notes.append(f"nothing to read in {counted(len(idle), 'shard')} that no run serves")
         notes.append(f"active runs: {len(active)}")
         return ready
 
@@ -368,10 +376,6 @@ def _runs_of_blocked(active: list[ActiveRun], rows: Mapping[ShardId, Progress]) 
 
 def _subscribable(snapshot: Snapshot) -> set[ShardId]:
     return {row.shard for row in snapshot.shards if row.subscribable}
-
-
-def _count(shards: int) -> str:
-    return f"{shards} shard" if shards == 1 else f"{shards} shards"
 
 
 def run_request(

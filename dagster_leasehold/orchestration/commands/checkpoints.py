@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import listed, shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
 from dagster_leasehold.orchestration.commands.options import OBSERVER, AnyShard, Shard
 from dagster_leasehold.orchestration.commands.target import GroupChoice, NamedGroup, Target
-from dagster_leasehold.orchestration.presentation import listed, show_json, show_result, show_table
+from dagster_leasehold.orchestration.presentation import show_json, show_result, show_table
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.lease_store.errors import listed
 from dagster_leasehold.orchestration.commands.findings import Finding, Health
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, counted, shown
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.options import Home, Json
@@ -168,7 +168,7 @@ def copy(
         presentation.say(f"From {before}")
         presentation.say(f"to {after}:")
         presentation.say(
-            f"{presentation.counted(groups, 'consumer group')}, {rows:,} rows, "
+            f"{counted(groups, 'consumer group')}, {rows:,} rows, "
             f"{len(report.violations) or 'no'} violations. The groups are paused in both stores: "
             "resume them in one."
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.errors import StoreError, counted, listed
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
@@ -23,7 +23,6 @@ from dagster_leasehold.orchestration.commands.dagster_check import dagster
 from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
 from dagster_leasehold.orchestration.commands.spark_check import spark_runtime
 from dagster_leasehold.orchestration.commands.target import DeploymentChoice, Target
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def catalog(target: Target) -> Iterator[Finding]:
         place = target.output(group.key)
         table = find_table(target.store, group.key, settings.catalog_settings, place)
         (tables if table else unpublished).append(str(group.key))
-    text = f"{presentation.counted(len(tables), 'table')} in the catalog {settings.catalog}"
+    text = f"{counted(len(tables), 'table')} in the catalog {settings.catalog}"
     text += f"; not published yet: {listed(unpublished)}." if unpublished else "."
     yield Finding("catalog", Health.OK, text)
 
@@ -222,7 +221,7 @@ def sources(target: Target) -> Iterator[Finding]:
         yield Finding(
             f"source of {name}",
             Health.OK if shards else Health.WARNING,
-            f"{presentation.counted(len(shards), 'shard')}, readable.",
+            f"{counted(len(shards), 'shard')}, readable.",
         )
 
     for name in target.streams.names:
@@ -243,4 +242,4 @@ def nodes(target: Target) -> Iterator[Finding]:
             text = f"these nodes take no runs: {names}. Check their code servers and the daemon."
             yield Finding(part, Health.WARNING, text)
         else:
-            yield Finding(part, Health.OK, f"{presentation.counted(len(members), 'member')}.")
+            yield Finding(part, Health.OK, f"{counted(len(members), 'member')}.")

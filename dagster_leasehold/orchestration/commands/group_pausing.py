@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dagster_leasehold.lease_store.errors import listed
 from dagster_leasehold.orchestration.commands.groups import app
 from dagster_leasehold.orchestration.commands.options import OBSERVER
 from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
-from dagster_leasehold.orchestration.presentation import (
-    listed,
-    say,
-    show_json,
-    show_result,
-    show_table,
-)
+from dagster_leasehold.orchestration.presentation import say, show_json, show_result, show_table
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.draining import Draining, ShardDrain

@@ -13,7 +13,7 @@ import typer
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, listed, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, StreamName
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.doctor import check_all, show_findings
@@ -115,7 +115,7 @@ def init(
         document = {"stream": name, "files": [*files], "healthy": not failed, "findings": findings}
         presentation.show_json(document)
     else:
-        presentation.say(f"Wrote {presentation.listed(files)}.")
+        presentation.say(f"Wrote {listed(files)}.")
         show_findings(findings)
         command = "leasehold doctor, after you have fixed this" if failed else "leasehold dev"
         presentation.say(f"The next command: {command}.")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dagster_leasehold.lease_store.errors import counted
 from dagster_leasehold.orchestration.commands.options import AnyShard
 from dagster_leasehold.orchestration.commands.status import mode_note, refused_nodes
 from dagster_leasehold.orchestration.commands.target import GroupChoice, Target
-from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:

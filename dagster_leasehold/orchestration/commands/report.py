@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store.durable_files import replace_file
+from dagster_leasehold.lease_store.errors import counted
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_history import (
@@ -19,7 +20,7 @@ from dagster_leasehold.orchestration.group_history import (
     runs,
 )
 from dagster_leasehold.orchestration.group_view import GroupReader
-from dagster_leasehold.orchestration.presentation import counted, show_result
+from dagster_leasehold.orchestration.presentation import show_result
 from dagster_leasehold.orchestration.progress_display import progress
 from dagster_leasehold.orchestration.report_page import Report, page
 

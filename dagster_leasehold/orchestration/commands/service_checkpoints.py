@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import counted, listed, shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, force_checkpoint
@@ -19,7 +19,7 @@ from dagster_leasehold.orchestration.commands.other_consumers import (
     other_consumers,
 )
 from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
-from dagster_leasehold.orchestration.presentation import counted, listed, show_result
+from dagster_leasehold.orchestration.presentation import show_result
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
 from dagster_leasehold.shard_sources.source import Limits
 

@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError, counted, listed
 from dagster_leasehold.lease_store.release import RELEASE
-from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.findings import Finding, Health, findings_of
 from dagster_leasehold.orchestration.commands.target import Target, source_name
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     spark = target.settings.spark
     if spark.engine.startswith(CONNECT_SCHEME):
         require_listener(spark.engine)
-    count = presentation.counted(len(spark.conf), "setting")
+    count = counted(len(spark.conf), "setting")
     conf = f" with {count} in conf" if spark.conf else ""
     heap = f", {spark.memory} of memory" if spark.memory else ""
     on_host = f"{_text(versions_here())}, dagster-leasehold {RELEASE}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.errors import AssignmentConflict, counted, listed
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
@@ -18,14 +18,7 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import group_fields
 from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
-from dagster_leasehold.orchestration.presentation import (
-    counted,
-    listed,
-    plain,
-    say,
-    show_json,
-    show_table,
-)
+from dagster_leasehold.orchestration.presentation import plain, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.leftovers import usages
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import listed, shown
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
-from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 
 if TYPE_CHECKING:

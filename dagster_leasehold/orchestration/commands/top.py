@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, counted
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.orchestration.commands.options import AnyStream, GroupName, Home, Module
@@ -28,7 +28,6 @@ from dagster_leasehold.orchestration.group_view import (
     total,
     tree,
 )
-from dagster_leasehold.orchestration.presentation import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

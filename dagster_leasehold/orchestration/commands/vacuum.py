@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, counted, shown
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, expire, output_age
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
-from dagster_leasehold.orchestration.presentation import counted, say, show_json
+from dagster_leasehold.orchestration.presentation import say, show_json
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:

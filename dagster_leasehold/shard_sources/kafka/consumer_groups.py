@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, listed, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.positions import parse_offset
 
 IDLE_STATES = ("EMPTY", "DEAD")
-NAMES_SHOWN_MAX = 10
 
 
 class KafkaConsumerGroup:
@@ -29,19 +28,18 @@ class KafkaConsumerGroup:
         """Return the group's committed offsets in the topic; see `OtherConsumers`."""
         states = self._states()
         if self._name not in states:
-            names = ", ".join(sorted(states)[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
-                f"Kafka has no consumer group {shown(self._name)}; its groups are: {names}."
+                f"Kafka has no consumer group {shown(self._name)}; its groups are: "
+                f"{listed(sorted(states))}."
             )
         # Members are read before offsets, so the offsets include the last commit of every member
         # that has left.
         at_work = self._at_work(states[self._name])
         committed = self._committed()
         if self._client.topic not in committed:
-            topics = ", ".join(sorted(committed)[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
                 f"Kafka's group {shown(self._name)} has no committed offset in topic "
-                f"{self._client.topic}; it has offsets in: {topics}."
+                f"{self._client.topic}; it has offsets in: {listed(sorted(committed))}."
             )
         offsets = committed[self._client.topic]
         partitions = map(str, self._client.partitions())

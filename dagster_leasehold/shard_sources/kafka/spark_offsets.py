@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, listed, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.positions import OFFSET_MAX
 
@@ -66,9 +66,9 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
         if topic in source:
             places.append(source[topic])
     if not places:
-        names = ", ".join(sorted(topics)) or "none"
         raise UnknownGroup(
-            f"The query does not read topic {topic}; the topics in its offset log are: {names}."
+            f"The query does not read topic {topic}; the topics in its offset log are: "
+            f"{listed(sorted(topics))}."
         )
     if any(place != places[0] for place in places):
         raise CheckpointRefused(

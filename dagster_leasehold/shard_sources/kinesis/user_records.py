@@ -9,19 +9,15 @@ with the magic bytes and fails the check is an ordinary record.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
 from dagster_leasehold.shard_sources.record_columns import RecordColumns
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
@@ -199,11 +195,3 @@ def add_record(columns: RecordColumns, record: UserRecord) -> None:
     columns.keys.append(record.part.partition_key.encode())
     columns.add_values([record.part.data])
     columns.add_attributes(record.attributes())
-
-
-def batch_of(shard: str, records: Sequence[UserRecord]) -> pa.RecordBatch:
-    """Return records as one batch of `record_schema()`."""
-    columns = RecordColumns(ShardId(shard))
-    for record in records:
-        add_record(columns, record)
-    return columns.batch()

@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.errors import (
     LogNotFound,
     SourceUnavailable,
     UnknownShard,
+    listed,
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -33,7 +34,6 @@ _FORMAT = "leasehold-local-log"
 _VERSION = 3
 _LOCK_WAIT_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_SHARDS_NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,8 @@ class Catalog:
         entry = self._by_id.get(shard)
         if entry is not None:
             return entry
-        names = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
-        more = ", …" if len(self.shards) > _SHARDS_NAMED_MAX else ""
-        raise UnknownShard(f"The log has no shard {shown(shard)}: it has {names}{more}.")
+        names = listed(entry.shard for entry in self.shards)
+        raise UnknownShard(f"The log has no shard {shown(shard)}: it has {names}.")
 
     def removed(self, shard: str) -> bool:
         """Return True if a shard existed and is no longer listed; ids are rising numbers."""

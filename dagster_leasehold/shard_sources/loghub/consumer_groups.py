@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_leasehold.lease_store.errors import UnknownGroup, shown
+from dagster_leasehold.lease_store.errors import UnknownGroup, listed, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.source import LogHub
-
-NAMES_SHOWN_MAX = 10
 
 
 class ServiceConsumerGroup:
@@ -43,10 +41,9 @@ class ServiceConsumerGroup:
         """
         groups = sorted(self._source.client.consumer_groups())
         if self._name not in groups:
-            names = ", ".join(groups[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
                 f"The log service has no consumer group {shown(self._name)} of "
-                f"{self._source.options.logstore}; its groups are: {names}."
+                f"{self._source.options.logstore}; its groups are: {listed(groups)}."
             )
         rows = {
             ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)

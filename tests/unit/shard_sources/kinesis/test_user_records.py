@@ -6,16 +6,18 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import after, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
 from dagster_leasehold.shard_sources.kinesis.user_records import (
     MAGIC,
     HashRange,
     Part,
-    batch_of,
+    add_record,
     unpack,
     user_records,
 )
+from dagster_leasehold.shard_sources.record_columns import batches_of
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.unit.shard_sources.kinesis.packing import pack
 
@@ -111,7 +113,8 @@ def test_data_without_packed_records_unpacks_to_nothing() -> None:
 
 def test_columns_contain_all_known_attributes() -> None:
     data = pack([Part("k", b"v", "1", {"t": "x"})])
-    batch = batch_of("shardId-000000000000", user_records(stored(data), ALL_HASHES))
+    records = user_records(stored(data), ALL_HASHES)
+    [batch] = batches_of(ShardId("shardId-000000000000"), records, add_record)
     assert batch.schema.equals(record_schema())
     (row,) = batch.to_pylist()
     assert (row["cursor"], row["event_time"]) == ("5", ARRIVED)
