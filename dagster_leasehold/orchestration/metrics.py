@@ -29,11 +29,10 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.group_history import RELEASES
 from dagster_leasehold.shard_sources.lag import Lags, StalledShards, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 
-TAKEOVER_EDGES = frozenset({4, 9})
-"""The edges that make a shard unassigned because its holder's lease expired or the holder left."""
 HANDOVER_EDGE = 6
 
 OF_GROUP = ("stream", "group")
@@ -54,7 +53,7 @@ class _Changes:
         """Count new entries."""
         for entry in self._tail.read(store, key):
             self.kinds[entry.kind] += 1
-            self.takeovers += entry.edge in TAKEOVER_EDGES
+            self.takeovers += entry.edge in RELEASES
             self.handovers += entry.edge == HANDOVER_EDGE
 
 

@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store.errors import CursorExpired, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side
 from dagster_leasehold.shard_sources.kinesis.pace import Pace
-from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages
+from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX, Page, ShardPages
 from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
 from dagster_leasehold.shard_sources.kinesis.service import KinesisOptions, KinesisService
 from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
@@ -67,20 +67,29 @@ class KinesisReader:
                 # Nothing is read, but a number that the shard never had is still an error.
                 next(self._pages.from_place(shard, start, limit=1))
             return
-        for page in self._pages.from_place(shard, start):
-            for user in self._users(shard, page):
-                if user.place.order >= end.order:
+        for item in self._items(shard, start):
+            if isinstance(item, UserRecord):
+                if item.place.order >= end.order:
                     return
-                if user.place.order >= start.order:
-                    yield user
-            if page.end is not None and page.end.order >= end.order:
+                yield item
+            elif item.end is not None and item.end.order >= end.order:
                 return
-            if page.closed or (page.at_tip and not page.records):
+            elif item.closed or (item.at_tip and not item.records):
                 break
         raise CursorExpired(
             f"Shard {shown(shard)} of {self._service} ends before {end}: records up to there have "
             "been removed."
         )
+
+    def _items(
+        self, shard: ShardId, place: Place, limit: int = RECORDS_PER_CALL_MAX
+    ) -> Iterator[UserRecord | Page]:
+        """Yield the records from a position on, and each page after its last record."""
+        for page in self._pages.from_place(shard, place, limit=limit):
+            for record in self._users(shard, page):
+                if record.place.order >= place.order:
+                    yield record
+            yield page
 
     def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
         # Only packed records need the shard's hashes, which take a request.

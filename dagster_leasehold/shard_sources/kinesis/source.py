@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis import planning
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, after, at, start
-from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX, Page
+from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS, KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
@@ -195,14 +195,6 @@ class KinesisStream(KinesisReader):
         if batch.end.order == place.order and not batch.last:
             batch.end = planning.renewed(place, rest.page, self._shards.retention_s())
         return batch.plan()
-
-    def _items(self, shard: ShardId, place: Place, limit: int) -> Iterator[UserRecord | Page]:
-        """Yield the records from a position on, and each page after its last record."""
-        for page in self._pages.from_place(shard, place, limit=limit):
-            for record in self._users(shard, page):
-                if record.place.order >= place.order:
-                    yield record
-            yield page
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         """Return 0 at the end, otherwise None: the service does not count records."""
