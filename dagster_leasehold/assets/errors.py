@@ -72,6 +72,10 @@ class WindowIncomplete(UserMistake):
     """A shard can still deliver records of this window of event time."""
 
 
+class ColumnsUnchangeable(UserMistake):
+    """A requested change of a table's columns cannot be applied."""
+
+
 class TableUnavailable(LeaseholdError):
     """A published table or its catalog cannot be reached, or the table is not the stream's."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
@@ -72,10 +73,12 @@ class Partitioning:
     Attributes:
         fields: all fields of the table; empty if files are not divided.
         open_max: the most partitions into which a task divides the rows of a shard.
+        names: the current name of each earlier name of the table's columns.
     """
 
     fields: tuple[PartitionField, ...] = ()
     open_max: int = 0
+    names: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
 
 UNDIVIDED = Partitioning()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.table.columns import Columns, type_text
+from dagster_leasehold.assets.output.table.columns import Columns, present, type_text
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -108,6 +108,6 @@ def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             # A transform can return another column with the same name, usually of another type.
             _DESCRIPTIONS[column["name"]] if column in RAW_COLUMNS else None,
         )
-        for column in columns
+        for column in present(columns)
     ]
     return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(table_columns))}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
@@ -22,6 +22,7 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_r
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement
 from dagster_leasehold.assets.output.table.publish_rounds import PublishingRun, PublishRounds
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -89,7 +90,14 @@ def consume_shards(
         PublishingRun(rounds) as publishing,
     ):
         folder = _output_folder(store, stream, deployment)
-        sweeper, separate_jobs = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
+        sweeper, separate_jobs = _guarded_sweepers(
+            stream,
+            on_spark,
+            folder,
+            heartbeat,
+            guard,
+            names=ColumnAgreement(store, stream.key).earlier_names(),
+        )
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
@@ -140,9 +148,15 @@ def _guarded_sweepers(
     folder: OutputPlace,
     heartbeat: Member,
     guard: StallGuard,
+    *,
+    names: Mapping[str, str],
 ) -> tuple[GuardedSweeper, GuardedSeparateJobs]:
     on_spark = SparkSweeper(
-        stream=stream, spark=spark, output_root=folder, must_stop=lambda: not heartbeat.trusted
+        stream=stream,
+        spark=spark,
+        output_root=folder,
+        must_stop=lambda: not heartbeat.trusted,
+        names=names,
     )
     sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
     return sweeper, GuardedSeparateJobs(sweeper, on_spark.retry, guard, spark.mark_hung)

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
@@ -121,6 +122,7 @@ class SparkSweeper:
         new_attempt: returns a name for an attempt's folder that was never used.
         tasks_max: the most tasks of a job; by default, one for each task that Spark runs at once,
             or two if the transform takes DataFrames.
+        names: the current name of each earlier name of the table's columns.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class SparkSweeper:
         must_stop: Callable[[], bool] = lambda: False,
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._spark = spark
         self._session: SparkSession | None = None
@@ -149,7 +152,7 @@ class SparkSweeper:
             watch=replace(spark.watch, must_stop=lambda: spark.watch.must_stop() or must_stop()),
             tasks_max=tasks_max or self._per_core,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
-            partitioning=stream.iceberg.divided_by,
+            partitioning=replace(stream.iceberg.divided_by, names=dict(names)),
         )
 
     def __call__(

@@ -136,11 +136,11 @@ def parquet_frame(
     paths = [file.path for file in plan.files]
     if not paths:
         frame = spark.createDataFrame([], from_arrow_schema(plan.schema))
-    elif paths[0].is_local:
+    elif paths[0].is_local and not plan.names:
         schema = from_arrow_schema(plan.schema)
         frame = spark.read.schema(schema).parquet(*(_literal(str(path)) for path in paths))
     else:
-        frame = frame_of(spark, paths, plan.schema)
+        frame = frame_of(spark, paths, plan.schema, plan.names)
     if span.everything:
         return frame
     _check_time_column(key, time_column, frame.columns)

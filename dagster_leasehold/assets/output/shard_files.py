@@ -21,6 +21,7 @@ from dagster_leasehold.assets.output.output_file import (
     quarantined_and_good,
     sync_pool,
 )
+from dagster_leasehold.assets.output.table.columns import with_current_names
 from dagster_leasehold.assets.output.table.partition_values import Partition, partitioned
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
@@ -76,6 +77,8 @@ class RangeFiles:
             self._take(bad, (True, ()))
         if not good.num_rows:
             return
+        if self.partitioning.names:
+            good = with_current_names(good, self.partitioning.names)
         self._begin(good, quarantine=False)
         if not self.partitioning.fields:
             self._take(good, (False, ()))

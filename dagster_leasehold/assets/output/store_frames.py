@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import new_parquet
@@ -28,22 +29,18 @@ TASKS_MAX = 64
 
 @dataclass(frozen=True)
 class _FilesRead:
-    """Reads files by their numbers, with the columns of a schema."""
+    """Reads files by their numbers, with the columns of a schema; see `file_batches`."""
 
     files: tuple[OutputPlace, ...]
     schema: pa.Schema
+    names: Mapping[str, str]
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow.dataset as ds
+        from dagster_leasehold.assets.output.table.renamed_dataset import file_batches
 
-        format_ = ds.ParquetFileFormat()
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                system, path = self.files[number].arrow()
-                fragment: Any = format_.make_fragment(path, system)
-                yield from ds.FileSystemDataset(
-                    [fragment], self.schema, format_, system
-                ).to_batches()
+                yield from file_batches(self.files[number], self.schema, self.names)
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,22 @@ class _FileWritten:
         yield result_rows([json.dumps([name, records, out.bytes])])
 
 
-def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:
-    """Return the rows of files, in any order, with the columns of a common schema."""
+def frame_of(
+    spark: SparkSession,
+    files: Sequence[OutputPlace],
+    schema: pa.Schema,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> DataFrame:
+    """Return the rows of files, in any order, with the columns of a common schema.
+
+    `names` has the column of the schema for each earlier name.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     count = len(files)
     numbers = spark.range(0, count, 1, min(count, TASKS_MAX))
-    return numbers.mapInArrow(_FilesRead(tuple(files), schema), from_arrow_schema(schema))
+    read = _FilesRead(tuple(files), schema, dict(names))
+    return numbers.mapInArrow(read, from_arrow_schema(schema))
 
 
 def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[DataFile, ...]:

@@ -11,9 +11,9 @@ writes several files if its records are many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -33,11 +33,13 @@ from dagster_leasehold.assets.output.output_file import (
     untimed,
 )
 from dagster_leasehold.assets.output.table.columns import (
+    ColumnAgreement,
     arrow_schema,
     columns_of,
     in_stored_types,
     merged,
     stored_schema,
+    with_current_names,
 )
 from dagster_leasehold.assets.output.table.partition_values import Partition
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -108,6 +110,7 @@ class Compactor:
     target_bytes: int = Retention().compact_target_bytes
     sort_order: Sequence[str] = ()
     ended: units.Ended = lambda _: False
+    _names: Mapping[str, str] = field(default_factory=dict[str, str], init=False)
 
     def compact(
         self, shards: Sequence[ShardId], progress: Report = lambda *_: None
@@ -165,7 +168,9 @@ class Compactor:
         common = merges.NO_COLUMNS
         for file in (file for batch in unit for file in batch.files):
             try:
-                own = columns_of(stored_schema(_schema(self.output_root / file.path)))
+                names = {} if file.quarantine else self._names
+                schema = _schema(self.output_root / file.path, names)
+                own = columns_of(stored_schema(schema))
             except TransformError:
                 return None
             common = merges.joined(common, (None, own) if file.quarantine else (own, None))
@@ -237,6 +242,9 @@ class Compactor:
     ) -> tuple[DataFile, ...]:
         folder = self.output_root / attempt
         folder.make_folder()
+        # The ledger was read before, so each file has the names that are read here, or earlier
+        # ones.
+        self._names = ColumnAgreement(self.store, self.key).earlier_names()
         batches = sum(batch.batches for unit in merge for batch in unit)
         numbers = range(merge[0][0].sequence, merge[-1][-1].last + 1)
         files: list[DataFile] = []
@@ -248,7 +256,7 @@ class Compactor:
                 files += self._write_sorted(paths, parts[0].partition, attempt, name, len(files))
                 continue
             at = folder / name(part=0 if quarantine else len(files))
-            records, bytes_ = _concatenate(paths, at)
+            records, bytes_ = _concatenate(paths, at, {} if quarantine else self._names)
             file = DataFile(f"{attempt}/{at.name}", records, bytes_, quarantine)
             first, last = _time_bounds(parts)
             files.append(
@@ -272,8 +280,8 @@ class Compactor:
         number: int,
     ) -> Iterator[DataFile]:
         """Sort the rows of files of one partition, and yield the new files with them."""
-        schema = _joined_schema([_schema(path) for path, _ in paths])
-        for rows in _portions(_rows_of(paths, schema), SORTED_BYTES_MAX):
+        schema = _joined_schema([_schema(path, self._names) for path, _ in paths])
+        for rows in _portions(_rows_of(paths, schema, self._names), SORTED_BYTES_MAX):
             number += 1
             at = self.output_root / attempt / name(part=number)
             table = sorted_rows(rows, self.sort_order)
@@ -321,23 +329,27 @@ def _untimed_records(parts: Sequence[DataFile]) -> int | None:
     return sum(counts) if len(counts) == len(parts) else None
 
 
-def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) -> tuple[int, int]:
+def _concatenate(
+    parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace, names: Mapping[str, str]
+) -> tuple[int, int]:
     """Write the rows of files, in order, into a new file; return its rows and bytes.
+
+    `names` has the current name of each earlier name of the columns.
 
     Raises:
         LogCorrupt: a file is missing or damaged, or its number of rows is not that in the ledger.
     """
-    schema = _joined_schema([_schema(path) for path, _ in parts])
+    schema = _joined_schema([_schema(path, names) for path, _ in parts])
     records = 0
     with new_parquet(target, schema) as out:
-        for rows in _portions(_rows_of(parts, schema), ROW_GROUP_BYTES):
+        for rows in _portions(_rows_of(parts, schema, names), ROW_GROUP_BYTES):
             out.writer.write_table(rows)
             records += rows.num_rows
     return records, out.bytes
 
 
 def _rows_of(
-    parts: Sequence[tuple[OutputPlace, int]], schema: pa.Schema
+    parts: Sequence[tuple[OutputPlace, int]], schema: pa.Schema, names: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of files, in order, with the columns of a schema.
 
@@ -348,7 +360,7 @@ def _rows_of(
         rows = 0
         for batch in _batches(path):
             rows += batch.num_rows
-            yield in_stored_types(batch, schema)
+            yield in_stored_types(with_current_names(batch, names), schema)
         if rows != expected:
             raise LogCorrupt(
                 f"The committed file {path} has {rows} records, and {expected} according to the "
@@ -420,6 +432,10 @@ def _batches(path: OutputPlace) -> Iterator[pa.RecordBatch]:
         yield from file.iter_batches()
 
 
-def _schema(path: OutputPlace) -> pa.Schema:
+def _schema(path: OutputPlace, names: Mapping[str, str]) -> pa.Schema:
+    """Return the schema of a file with current names."""
+    import pyarrow as pa
+
     with reading(path):
-        return path.schema()
+        schema = path.schema()
+    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])

@@ -128,7 +128,12 @@ def replay_on_spark(
             starved_after_s=starved_after_s,
         ) as on_spark,
     ):
-        sweeper = SparkSweeper(stream=stream, spark=on_spark, output_root=output_root)
+        sweeper = SparkSweeper(
+            stream=stream,
+            spark=on_spark,
+            output_root=output_root,
+            names=ColumnAgreement(store, stream.key).earlier_names(),
+        )
 
         def has_ended(other: str) -> bool:
             on_spark.add_predecessor(other)

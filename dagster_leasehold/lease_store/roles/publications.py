@@ -34,6 +34,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import (
     Changed,
@@ -225,9 +226,19 @@ class Publications(Locks):
     # -- columns --------------------------------------------------------------------------------
 
     def agree_columns(
-        self, key: GroupKey, columns: Sequence[Mapping[str, Any]], *, seen_version: int
+        self,
+        key: GroupKey,
+        columns: Sequence[Mapping[str, Any]],
+        *,
+        seen_version: int,
+        observer: str = "",
+        reason: str = "",
     ) -> Changed | Stale:
-        """Replace the columns of a group's files, if their version is still `seen_version`."""
+        """Replace the columns of a group's files, if their version is still `seen_version`.
+
+        Args:
+            reason: an operator's change for the journal; empty for columns of a run.
+        """
         new_columns = tuple(dict(column) for column in columns)
 
         def work(rows: Rows) -> Changed | Stale:
@@ -239,6 +250,7 @@ class Publications(Locks):
             if before.columns.version != seen_version:
                 return rows.abandon(Stale())
             _put(rows, own, replace(before, columns=TableColumns(seen_version + 1, new_columns)))
+            rows.journal([Note("columns", reason)] if reason else [], observer)
             return Changed()
 
         return self._writing("agree_columns", key, work)

@@ -1,13 +1,15 @@
-"""`leasehold table`: publishes committed output, and compares the table with the ledger."""
+"""`leasehold table`: publishes committed output, compares the table with the ledger, evolves it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagster_leasehold.assets.errors import TableElsewhere, TableUnavailable
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
@@ -15,6 +17,7 @@ from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publisher import Publisher
+    from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.publication_rows import PublishLock, TableName
 
 LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
@@ -98,24 +101,93 @@ def move(
     )
 
 
+@app.command()
+def evolve(
+    stream: options.Stream,
+    *,
+    rename: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a column; repeat for more.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Remove a column; repeat for more.")
+    ] = None,
+    restore: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Show a removed column again.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the changes; otherwise only show them.")
+    ] = False,
+    group: options.GroupName = None,
+    module: options.Module = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
+) -> None:
+    """Rename or remove columns of the stream's table; without --apply, only show the changes.
+
+    No data file is rewritten. Columns keep their field ids, and engines read old and new files.
+    """
+    from dagster_leasehold.assets.output.table.evolution import (
+        Evolution,
+        apply_evolution,
+        plan_evolution,
+    )
+
+    target = Target.at(home, module)
+    declared = target.with_group(stream, group)
+    evolution = Evolution(_names(rename or ()), remove or (), restore or ())
+    publisher = _publisher(target, declared)
+    if apply:
+        lock = _wait_for_lock(target, publisher.group.name, publisher)
+        try:
+            plan = apply_evolution(publisher, lock, evolution, options.OBSERVER)
+        finally:
+            target.store.release_publish_lock(lock)
+    else:
+        plan = plan_evolution(publisher, evolution)
+    end = "Applied." if apply else "Nothing was changed: repeat the command with --apply."
+    presentation.show_result(
+        {"applied": apply, "changes": plan.sentences},
+        *(plan.sentences or ["The table already has these columns."]),
+        *([end] if plan.sentences else []),
+        as_json=as_json,
+    )
+
+
+def _names(renames: Iterable[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for text in renames:
+        old, equals, new = text.partition("=")
+        if not (old and equals and new):
+            raise InvalidSetting(f"{shown(text)} is not a rename: write OLD=NEW.")
+        if old in names:
+            raise InvalidSetting(f"Column {shown(old)} is to be renamed twice: give one new name.")
+        names[old] = new
+    return names
+
+
+def _publisher(target: Target, declared: ShardStream) -> Publisher:
+    from dagster_leasehold.assets.output.table.group_table import build_publisher
+
+    return build_publisher(
+        store=target.store,
+        key=declared.key,
+        settings=declared.iceberg,
+        catalog=target.settings.catalog_settings,
+        place=target.output(declared.key),
+        watermark=declared.watermark_of_batch,
+    )
+
+
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
     from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
-    from dagster_leasehold.assets.output.table.group_table import build_publisher
 
     declared = target.with_group(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
     name = declared.iceberg.table_name(catalog.name, key)
     if catalog.assigns:
         create_assigned_table(target.store, key, declared.iceberg, catalog)
-    publisher = build_publisher(
-        store=target.store,
-        key=key,
-        settings=declared.iceberg,
-        catalog=catalog,
-        place=target.output(key),
-        watermark=declared.watermark_of_batch,
-    )
+    publisher = _publisher(target, declared)
     seen = ShardTimesReader(declared, target.store, time.monotonic).read()
     lock = _wait_for_lock(target, name, publisher)
     try:

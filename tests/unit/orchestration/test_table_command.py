@@ -133,3 +133,37 @@ def other() -> object:
     from dagster_leasehold.lease_store.identifiers import NodeName
 
     return Node(NodeName("b"), 0, "b-1")
+
+
+def test_table_evolve_shows_its_changes_first(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["demo", "--home", str(home.settings.home)]
+    change = ["table", "evolve", *at, "--rename", "value=line", "--remove", "attributes"]
+    assert main(change) == 2
+    assert "has no table yet: create it with" in capsys.readouterr().err
+    assert main(["table", "create", *at]) == 0
+    capsys.readouterr()
+    assert main(change) == 0
+    output = capsys.readouterr().out
+    assert "Column 'value' (field id 5) is renamed to 'line'." in output
+    assert "Column 'attributes' (field id 6) is removed." in output
+    assert "Nothing was changed: repeat the command with --apply." in output
+    pointer = home.store.table_pointer(NAME)
+    assert pointer is not None
+    assert len(duckdb_query(pointer.location, "value, attributes")) == 20
+    assert main([*change, "--apply", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["applied"] is True
+    pointer = home.store.table_pointer(NAME)
+    assert pointer is not None
+    assert sorted(duckdb_query(pointer.location, "line"))[0] == (b"0:0",)
+    assert main([*change, "--apply"]) == 0
+    assert "The table already has these columns." in capsys.readouterr().out
+    assert main(["cat", *at, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert row["line"] == "0:0"
+    assert not {"value", "attributes"} & {*row}
+    for wrong in ("value", "=x", "value="):
+        assert main(["table", "evolve", *at, "--rename", wrong]) == 2
+        assert "write OLD=NEW" in capsys.readouterr().err
+    assert main(["verify", "--home", str(home.settings.home)]) == 0

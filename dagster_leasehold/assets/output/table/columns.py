@@ -3,12 +3,15 @@
 A column has a `name` and a `type`. A primitive type has Iceberg's name (`long`, `decimal(10, 2)`,
 `timestamptz`); a nested type is `{"list": type}`, `{"map": [key, value]}` or `{"struct": [column,
 …]}`. Spark's workers also describe their files this way, so this module needs only Arrow.
+
+A column of a table can also have `earlier`, the names that it had before it was renamed, and
+`removed`. Files keep the columns with which they were written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 ColumnType = str | dict[str, Any]
 Column = dict[str, Any]
-"""A column as JSON: `name` and `type`."""
+"""A column as JSON: `name` and `type`, and in a table also `earlier` and `removed`."""
 Columns = list[Column]
 
 DECIMAL_DIGITS_MAX = 38
@@ -90,7 +93,7 @@ def columns_of(schema: pa.Schema) -> Columns:
             column names.
     """
     columns = [_column(field.name, _type_of(field.name, field.type)) for field in schema]
-    _check_names(columns)
+    check_names(columns)
     return columns
 
 
@@ -104,7 +107,9 @@ def merged(agreed: Columns, file: Columns) -> Columns:
             distinguish two column names.
     """
     try:
-        columns = _merged_fields("", agreed, file)
+        # The columns of a restored table can have names that the agreed ones lack.
+        agreed = _in_current_names(file, agreed)
+        columns = _merged_fields("", agreed, _in_current_names(agreed, file))
     except _DoesNotFit as misfit:
         raise TransformError(
             f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, but "
@@ -112,7 +117,7 @@ def merged(agreed: Columns, file: Columns) -> Columns:
             "column another name."
         ) from None
     if columns != agreed:
-        _check_names(columns)
+        check_names(columns)
     return columns
 
 
@@ -131,6 +136,47 @@ def joined(one: Columns, other: Columns) -> Columns | None:
     except TransformError:
         return None
     return both
+
+
+def earlier_names(columns: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the current name of each earlier name of a table's columns."""
+    return {name: each["name"] for each in columns for name in each.get("earlier", ())}
+
+
+def present(columns: Iterable[Mapping[str, Any]]) -> Columns:
+    """Return the columns that a table shows, which are those that were not removed."""
+    return [dict(each) for each in columns if not each.get("removed")]
+
+
+def with_current_names(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    """Return rows whose columns have current names; see `earlier_names`.
+
+    If rows have a column under both names, as records of two schemas do, each row has the value
+    that is not null.
+
+    Raises:
+        TransformError: a row has two values for a column.
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
+    for name in [each for each in rows.schema.names if each in names]:
+        current, at = names[name], rows.schema.get_field_index(name)
+        column = rows.column(at)
+        if (other := rows.schema.get_field_index(current)) < 0:
+            rows = rows.set_column(at, current, column)
+            continue
+        new = rows.column(other)
+        try:
+            twice = pc.any(pc.and_(column.is_valid(), new.is_valid())).as_py()
+            both = None if twice else pc.coalesce(new, column)
+        except pa.ArrowException:
+            both = None
+        if both is None:
+            raise TransformError(_two_names(name, current))
+        rows = rows.set_column(other, current, both).drop_columns([name])
+    return rows
 
 
 def arrow_schema(columns: Columns) -> pa.Schema:
@@ -180,7 +226,7 @@ class ColumnAgreement:
             TransformError: a column does not fit the agreed one.
         """
         column_lists = [list(columns) for columns in files]
-        agreed = self._agreed or self._read()
+        agreed = self._agreed or self.read()
         while True:
             columns: Columns = [dict(column) for column in agreed.columns]
             before = columns
@@ -194,22 +240,62 @@ class ColumnAgreement:
             agreed = (
                 TableColumns(agreed.version + 1, tuple[Any, ...](columns))
                 if isinstance(outcome, Changed)
-                else self._read()
+                else self.read()
             )
 
-    def _read(self) -> TableColumns:
+    def change(self, seen: TableColumns, columns: Columns, *, observer: str, reason: str) -> bool:
+        """Replace the columns for an operator; return False if they are not `seen` any longer."""
+        version = seen.version
+        outcome = self.store.agree_columns(
+            self.key, columns, seen_version=version, observer=observer, reason=reason
+        )
+        self._agreed = None
+        return isinstance(outcome, Changed)
+
+    def earlier_names(self) -> dict[str, str]:
+        """Read the current name of each earlier name of the table's columns."""
+        return earlier_names(self.read().columns)
+
+    def read(self) -> TableColumns:
+        """Read the columns of the table from the store."""
         publication = self.store.publication(self.key)
         return TableColumns() if publication is None else publication.columns
 
 
-def _check_names(columns: Columns) -> None:
+def _two_names(name: str, current: str) -> str:
+    return (
+        f"The table's column {shown(current)} was renamed from {shown(name)}, and the new records "
+        "have both: return only the new name."
+    )
+
+
+def _in_current_names(agreed: Sequence[Column], file: Sequence[Column]) -> Columns:
+    """Return the columns of a file under the names of the table.
+
+    Raises:
+        TransformError: the file has a column under two names.
+    """
+    names, present_names = earlier_names(agreed), {each["name"] for each in file}
+    for name in present_names & names.keys():
+        if names[name] in present_names:
+            raise TransformError(_two_names(name, names[name]))
+    return [{**each, "name": names.get(each["name"], each["name"])} for each in file]
+
+
+def check_names(columns: Columns) -> None:
     """Refuse names that differ only in case, which most engines cannot distinguish.
 
     A nested field is named by its path, so a dot in a column's name can also make two names equal.
+    A column's earlier names count, unless they differ from its own name only in case.
     """
     names: dict[str, str] = {}
+    earlier = {
+        name.lower(): name
+        for name, current in earlier_names(columns).items()
+        if name.lower() != current.lower()
+    }
     for name in _paths(columns):
-        if (other := names.get(name.lower())) is not None:
+        if (other := names.get(name.lower()) or earlier.get(name.lower())) is not None:
             raise TransformError(
                 f"Two columns are named {shown(other)} and {shown(name)}, which engines that read "
                 "the table cannot distinguish: rename one."
@@ -384,12 +470,14 @@ def _column(name: str, kind: ColumnType) -> Column:
 
 
 def _merged_fields(path: str, agreed: Sequence[Column], file: Sequence[Column]) -> Columns:
-    added = {column["name"]: column["type"] for column in file}
+    added = {column["name"]: column for column in file}
     fields: Columns = []
     for column in agreed:
         name, kind = column["name"], column["type"]
-        fields.append(_column(name, _merged_type(f"{path}{name}", kind, added.pop(name, kind))))
-    return [*fields, *(_column(name, kind) for name, kind in added.items())]
+        own = added.pop(name, column)
+        both = _merged_type(f"{path}{name}", kind, own["type"])
+        fields.append({**own, **column, "type": both})
+    return [*fields, *added.values()]
 
 
 def _merged_type(path: str, agreed: ColumnType, file: ColumnType) -> ColumnType:

@@ -137,11 +137,14 @@ class Publisher:
         return TableComparison(self.group)
 
     @span("publication")
-    def publish(self, lock: PublishLock, seen: ShardsSeen | None = None) -> PublishReport:
+    def publish(
+        self, lock: PublishLock, seen: ShardsSeen | None = None, *, columns: bool = False
+    ) -> PublishReport:
         """Publish waiting batches and changes, as one publication.
 
         Args:
             seen: the shards, read before the lock was taken; None if they are unknown.
+            columns: True to publish changed columns even if nothing else waits.
 
         Raises:
             TableUnavailable: the catalog or the output cannot be reached.
@@ -155,13 +158,14 @@ class Publisher:
         if now is None or now.epoch != lock.epoch:
             return LOST
         if now.pending is not None:
-            return self._settle(lock, table, now.pending, resend=True) or self.publish(lock, seen)
+            settled = self._settle(lock, table, now.pending, resend=True)
+            return settled or self.publish(lock, seen, columns=columns)
         metadata = None if table is None else table.metadata
         if conflict := table_conflict(self.group.name, now, metadata, self.group.io):
             raise TableUnavailable(conflict)
         changes = self.group.store.pending_changes(self.group.key)
         backlog = self.group.store.unpublished(self.group.key)
-        if not changes and not backlog:
+        if not changes and not backlog and not columns:
             return PublishReport(explanation="Everything that is committed is published.")
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
         missing = set[str]()
@@ -216,7 +220,8 @@ class Publisher:
             # The next state replaces the state that the restored pointer names.
             at = table.at if table is not None else lost_at
             table, lost_at = OpenTable(newest.metadata, at), ""
-            self._agreement.agree([columns_of_table(newest.metadata)])
+        if table is not None:
+            self._agreement.agree([columns_of_table(table.metadata)])
         if rolling.carry_out(lock, ahead) is not None:
             return LOST
         added, removed, changes = self.comparison.corrections(table)
@@ -313,7 +318,8 @@ class Publisher:
         return first_metadata(self.key, self.settings, location, self._columns(), self.new_id())
 
     def _columns(self) -> Columns:
-        return [dict(column) for column in self._agreement.agree(()).columns]
+        # They change while another process holds the lock.
+        return [dict(column) for column in self._agreement.read().columns]
 
     @span("stage")
     def _staged(

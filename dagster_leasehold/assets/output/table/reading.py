@@ -6,8 +6,8 @@ file has its batch numbers, which give the order within a shard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,7 @@ from dagster_leasehold.assets.output.table.columns import stored_schema
 from dagster_leasehold.assets.output.table.schemas import (
     SHARD_COLUMN,
     TIME_COLUMN,
+    names_in_files,
     shard_field,
     time_field,
 )
@@ -97,10 +98,12 @@ class TablePlan:
 
     Attributes:
         schema: the columns of the table as an Arrow schema; older files lack newer columns.
+        names: the column of the schema for each other name that it has in files.
     """
 
     files: tuple[PlannedFile, ...]
     schema: pa.Schema
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def dataset(self, files: Iterable[PlannedFile] | None = None) -> ds.Dataset:
         """Return the dataset of these files, or of all, in order."""
@@ -109,6 +112,10 @@ class TablePlan:
         selected = self.files if files is None else tuple(files)
         if not selected:
             return ds.dataset(self.schema.empty_table())
+        if self.names:
+            from dagster_leasehold.assets.output.table.renamed_dataset import RenamedDataset
+
+            return RenamedDataset.of(self.schema, lambda: self._batches(selected))
         format_, system = ds.ParquetFileFormat(), selected[0].path.arrow()[0]
         shard: Any = ds.field(SHARD_COLUMN)
         has_shard = SHARD_COLUMN in self.schema.names
@@ -128,10 +135,18 @@ class TablePlan:
         Raises:
             LogCorrupt: a file is missing or damaged.
         """
-        for file in self.files:
+        return self._batches(self.files)
+
+    def _batches(self, files: Iterable[PlannedFile]) -> Iterator[pa.RecordBatch]:
+        from dagster_leasehold.assets.output.table.renamed_dataset import file_batches
+
+        for file in files:
             # Rows before a damaged part are correct, and are yielded.
             with reading(file.path):
-                yield from self.dataset([file]).to_batches(batch_readahead=2)
+                if self.names:
+                    yield from file_batches(file.path, self.schema, self.names, batch_readahead=2)
+                else:
+                    yield from self.dataset([file]).to_batches(batch_readahead=2)
 
 
 def plan_table(
@@ -193,7 +208,7 @@ def plan_table(
             numbers = named[1] if named and named[0] == shard else None
             files.append(PlannedFile(shard, numbers, place / path, task.file.record_count))
     arrow = stored_schema(schema_to_pyarrow(schema, include_field_ids=False))
-    return TablePlan(tuple(sorted(files, key=_position)), arrow)
+    return TablePlan(tuple(sorted(files, key=_position)), arrow, names_in_files(metadata, schema))
 
 
 def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan) -> Any:

@@ -16,6 +16,7 @@ from dagster_leasehold.assets.output.table.columns import (
     Columns,
     arrow_schema,
     columns_of,
+    present,
     stored_schema,
 )
 from dagster_leasehold.assets.partition_fields import SHARD_COLUMN, TIME_COLUMN
@@ -35,8 +36,9 @@ _SHARD: Column = {"name": SHARD_COLUMN, "type": "string"}
 def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
     """Return a table's schema with all agreed columns; its fields keep their ids and wider types.
 
-    It is the given schema itself if there is nothing to add or to widen. A new table gets at least
-    the column of the shard, because engines cannot read a table without columns.
+    It is the given schema itself if there is nothing to change. A new table gets at least the
+    column of the shard, because engines cannot read a table without columns. It also gets removed
+    columns, so that the next schema can remove them, and their ids stay in the name mapping.
 
     Args:
         schema: the newest schema of the table; None for a new table.
@@ -45,30 +47,105 @@ def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
     from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.table.update.schema import UpdateSchema
 
+    def update_of(schema: Schema) -> Any:
+        table = SimpleNamespace(
+            schema=lambda: schema, last_column_id=last_id, schemas=[schema], partition_specs=()
+        )
+        # PyIceberg reads only the metadata of the transaction.
+        return UpdateSchema(cast(Any, SimpleNamespace(table_metadata=table)))
+
     before = IcebergSchema(schema_id=-1) if schema is None else schema
-    table = SimpleNamespace(
-        schema=lambda: before, last_column_id=last_id, schemas=[before], partition_specs=()
-    )
-    # PyIceberg reads only the metadata of the transaction.
-    update: Any = UpdateSchema(cast(Any, SimpleNamespace(table_metadata=table)))
-    update.union_by_name(arrow_schema(columns if columns or before.fields else [_SHARD]))
+    names, update = {field.name for field in before.fields}, update_of(before)
+    for column in columns:
+        if column.get("removed") and column["name"] in names:
+            update.delete_column((column["name"],))
+        earlier = names.intersection(column.get("earlier", ()))
+        if earlier and column["name"] not in names:
+            update.rename_column((earlier.pop(),), column["name"])
+    renamed: Schema = update._apply()
+    added = columns if schema is None else present(columns)
+    update = update_of(renamed)
+    update.union_by_name(arrow_schema(added if added or renamed.fields else [_SHARD]))
     after: Schema = update._apply()
     return before if after.fields == before.fields else after
 
 
 def columns_of_table(metadata: TableMetadata) -> Columns:
-    """Return the columns of a table's newest schema in the form that runs agree on."""
+    """Return the columns of a table in the form that runs agree on, also the removed ones."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    schema = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
-    return columns_of(stored_schema(schema))
+    fields = {field.field_id: (metadata.schema(), field) for field in metadata.schema().fields}
+    mapped = {each.field_id: each.names for each in metadata.name_mapping() or ()}
+    removed = {
+        field.field_id: (schema, field)
+        for schema in metadata.schemas
+        for field in schema.fields
+        if field.field_id not in fields and field.name in mapped.get(field.field_id, ())
+    }
+    types = {
+        (schema.schema_id, column["name"]): column
+        for schema in {
+            schema.schema_id: schema for schema, _ in (fields | removed).values()
+        }.values()
+        for column in columns_of(stored_schema(schema_to_pyarrow(schema, include_field_ids=False)))
+    }
+    columns: Columns = []
+    for field_id, (schema, field) in (fields | removed).items():
+        column = dict(types[schema.schema_id, field.name])
+        if earlier := [name for name in mapped.get(field_id, ()) if name != field.name]:
+            column["earlier"] = earlier
+        if field_id in removed:
+            column["removed"] = True
+        columns.append(column)
+    return columns
 
 
-def name_mapping(schema: Schema) -> str:
-    """Return the value of `schema.name-mapping.default`."""
-    from pyiceberg.table.name_mapping import create_mapping_from_schema
+def names_in_files(metadata: TableMetadata, schema: Schema) -> dict[str, str]:
+    """Return the column of a schema for each other name that it has in data files."""
+    fields = {field.field_id: field.name for field in schema.fields}
+    return {
+        name: fields[each.field_id]
+        for each in metadata.name_mapping() or ()
+        if each.field_id in fields
+        for name in each.names
+        if name != fields[each.field_id]
+    }
 
-    return create_mapping_from_schema(schema).model_dump_json()
+
+def name_mapping(schema: Schema, columns: Columns, before: str = "") -> str:
+    """Return the value of `schema.name-mapping.default`.
+
+    It has the earlier names of renamed columns. A removed column stays in it, because PyIceberg
+    cannot read a file with a column that it lacks.
+
+    Args:
+        columns: the agreed columns.
+        before: the value of the table's earlier schema.
+    """
+    from pyiceberg.table.name_mapping import (
+        NameMapping,
+        create_mapping_from_schema,
+        parse_mapping_from_json,
+    )
+
+    earlier = {column["name"]: column.get("earlier", ()) for column in columns}
+    removed = {
+        name
+        for column in columns
+        if column.get("removed")
+        for name in (column["name"], *column.get("earlier", ()))
+    }
+    fields = [
+        each.model_copy(update={"names": [*earlier.get(each.names[0], ()), each.names[0]]})
+        for each in create_mapping_from_schema(schema)
+    ]
+    ids = {field.field_id for field in fields}
+    fields += [
+        each
+        for each in (parse_mapping_from_json(before) if before else ())
+        if each.field_id not in ids and removed.issuperset(each.names)
+    ]
+    return NameMapping(fields).model_dump_json()
 
 
 def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[PartitionSpec]:

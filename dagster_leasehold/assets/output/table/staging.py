@@ -103,7 +103,8 @@ class Staging:
                 model_of(AddSchemaUpdate, schema=schema),
                 model_of(SetCurrentSchemaUpdate, schema_id=number),
             )
-        if self.metadata.properties.get(MAPPING_PROPERTY) != (mapping := name_mapping(schema)):
+        mapped = self.metadata.properties.get(MAPPING_PROPERTY, "")
+        if mapped != (mapping := name_mapping(schema, columns, mapped)):
             self._apply(model_of(SetPropertiesUpdate, updates={MAPPING_PROPERTY: mapping}))
         self.specs = file_specs(self.metadata, partitioning)
         earlier = self.metadata.specs()
@@ -267,7 +268,11 @@ def new_metadata(
         UNPARTITIONED_PARTITION_SPEC,
         UNSORTED_SORT_ORDER,
         location,
-        {**properties, MAPPING_PROPERTY: name_mapping(schema), "format-version": str(FORMAT)},
+        {
+            **properties,
+            MAPPING_PROPERTY: name_mapping(schema, columns),
+            "format-version": str(FORMAT),
+        },
         uuid,
     )
 
