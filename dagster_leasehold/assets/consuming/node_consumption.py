@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
@@ -89,15 +89,7 @@ def consume_shards(
         _member(store, pulse.group, Node(node, 0, incarnation)) as heartbeat,
         PublishingRun(rounds) as publishing,
     ):
-        folder = _output_folder(store, stream, deployment)
-        sweeper, separate_jobs = _guarded_sweepers(
-            stream,
-            on_spark,
-            folder,
-            heartbeat,
-            guard,
-            names=ColumnAgreement(store, stream.key).earlier_names(),
-        )
+        sweeper, separate_jobs = _guarded_sweepers(stream, deployment, on_spark, heartbeat, guard)
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
@@ -144,19 +136,18 @@ def _publishing_commits(
 
 def _guarded_sweepers(
     stream: ShardStream,
+    deployment: Deployment,
     spark: RunOnSpark,
-    folder: OutputPlace,
     heartbeat: Member,
     guard: StallGuard,
-    *,
-    names: Mapping[str, str],
 ) -> tuple[GuardedSweeper, GuardedSeparateJobs]:
+    store = deployment.store()
     on_spark = SparkSweeper(
         stream=stream,
         spark=spark,
-        output_root=folder,
+        output_root=_output_folder(store, stream, deployment),
         must_stop=lambda: not heartbeat.trusted,
-        names=names,
+        names=ColumnAgreement(store, stream.key).earlier_names(),
     )
     sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
     return sweeper, GuardedSeparateJobs(sweeper, on_spark.retry, guard, spark.mark_hung)

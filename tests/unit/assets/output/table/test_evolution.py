@@ -101,8 +101,8 @@ class Scene(Publishing):
             "duckdb of dataset": duckdb.sql("FROM dataset").to_arrow_table().to_pylist(),
         }
         for engine, rows in engines.items():
-            found = sorted((row[name] for row in rows), key=lambda each: (each is None, each))
-            assert found == values, engine
+            column = sorted((row[name] for row in rows), key=lambda each: (each is None, each))
+            assert column == values, engine
             assert not {*rows[0]} & {*gone}, engine
 
 
