@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.arrow_transform import arrow_transform
     from dagster_leasehold.assets.commit_hook import CommittedBatch
     from dagster_leasehold.assets.decode_settings import Decode
+    from dagster_leasehold.assets.node_settings import Modulo, Pinned
     from dagster_leasehold.assets.pace import Pace
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
     from dagster_leasehold.assets.shard_stream import Checks, Retention, ShardStream, WatermarkOf
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
     from dagster_leasehold.lease_store.errors import LeaseholdError
     from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
-    from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
     from dagster_leasehold.orchestration.build import build_definitions
     from dagster_leasehold.orchestration.components import (
         HourlyAssetComponent,
@@ -97,9 +97,9 @@ _HOMES = {
     "LeaseholdResource": "dagster_leasehold.orchestration.resources",
     "Limits": "dagster_leasehold.shard_sources.source",
     "LocalLog": "dagster_leasehold.shard_sources.local_log",
-    "Modulo": "dagster_leasehold.lease_store.rules.node_settings",
+    "Modulo": "dagster_leasehold.assets.node_settings",
     "Pace": "dagster_leasehold.assets.pace",
-    "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
+    "Pinned": "dagster_leasehold.assets.node_settings",
     "Retention": "dagster_leasehold.assets.shard_stream",
     "Settings": "dagster_leasehold.orchestration.settings",
     "ShardStream": "dagster_leasehold.assets.shard_stream",

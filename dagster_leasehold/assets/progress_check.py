@@ -10,11 +10,11 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, joint_results
 from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
+from dagster_leasehold.assets.obstacles import Obstacle, live_nodes, obstacle
 from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
-from dagster_leasehold.lease_store.rules.obstacles import Obstacle, live_nodes, obstacle
 from dagster_leasehold.shard_sources.lag import lags_of
 
 PROGRESS = "progress"

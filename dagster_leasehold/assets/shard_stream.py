@@ -15,6 +15,13 @@ from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, Validator, declared
 from dagster_leasehold.assets.decode_settings import Decode, Format, decode_settings
+from dagster_leasehold.assets.node_settings import (
+    NodeSettings,
+    check_served,
+    check_settings,
+    node_row,
+    node_settings,
+)
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
@@ -23,13 +30,6 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_MAX, HISTORY_DAYS_MIN, output_age
 from dagster_leasehold.lease_store.rules.isolation import OnPoison
-from dagster_leasehold.lease_store.rules.node_settings import (
-    NodeSettings,
-    check_served,
-    check_settings,
-    node_row,
-    node_settings,
-)
 from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:

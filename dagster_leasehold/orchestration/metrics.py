@@ -28,8 +28,8 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.group_history import RELEASES
+from dagster_leasehold.sensors.statement_counts import UpkeepReport
 from dagster_leasehold.shard_sources.lag import Lags, StalledShards, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import dagster as dg
 
 from dagster_leasehold.assets.checks import should_store
+from dagster_leasehold.assets.obstacles import Obstacle, obstacle
 from dagster_leasehold.assets.progress_check import progress_outcome
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rebalancing import TickReport
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.rules.obstacles import Obstacle, obstacle
 from dagster_leasehold.lease_store.times import utc_now
 
 PATIENCE_S = 20.0

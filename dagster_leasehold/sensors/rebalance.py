@@ -23,10 +23,10 @@ from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.tracing import fail, note, span
-from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors.active_runs import ActiveRuns
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.sensors.statement_counts import Upkeep
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 from dagster_leasehold.sensors.tick_mark import write_tick_mark
 from dagster_leasehold.sensors.tick_watch import ServedShards, TickWatch, Wait

@@ -30,6 +30,7 @@ DECLARATION = {
     "declared",
     "decode_settings",
     "deployment",
+    "node_settings",
     "pace",
     "partitions",
     "run_process",

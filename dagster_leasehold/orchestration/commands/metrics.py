@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
+from dagster_leasehold.sensors.statement_counts import UpkeepReport
 
 if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.source import ShardSource

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.assets.node_settings import node_row
 from dagster_leasehold.lease_store.errors import AssignmentConflict, counted, listed
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.publication_rows import PublicationLag
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, check_member, rank_key
-from dagster_leasehold.lease_store.rules.node_settings import node_row
 from dagster_leasehold.lease_store.rules.planning import plan, stranded
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import group_fields
 from dagster_leasehold.orchestration.commands.target import GroupChoice
 from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
 from dagster_leasehold.orchestration.presentation import plain, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.leftovers import usages
+from dagster_leasehold.sensors.statement_counts import UpkeepReport
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream

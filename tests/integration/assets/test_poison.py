@@ -22,6 +22,7 @@ from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.obstacles import ObstacleKind, obstacle
 from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.places.local_place import local_place
@@ -30,7 +31,6 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.isolation import OnPoison
-from dagster_leasehold.lease_store.rules.obstacles import ObstacleKind, obstacle
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import Limits
 from tests.integration.assets.runs import NODE, RECORDS, store_of, stream_of

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from pydantic import TypeAdapter
 
+from dagster_leasehold.assets.node_settings import Modulo
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import Retention, ShardStream
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rules.node_settings import Modulo
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
 

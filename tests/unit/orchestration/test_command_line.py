@@ -19,9 +19,9 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.sensors.statement_counts import UpkeepReport
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.conformance.published import publish_batches
 from tests.declared import declare, stream_text

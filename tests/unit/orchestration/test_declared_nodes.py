@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dagster_leasehold.assets.node_settings import Modulo, NodeSettings, Pinned, node_row
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rules.node_settings import Modulo, NodeSettings, Pinned, node_row
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.command_line import main

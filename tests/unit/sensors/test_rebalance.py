@@ -8,6 +8,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.node_settings import Pinned
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
@@ -16,12 +17,11 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened, Stale
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
-from dagster_leasehold.lease_store.rules.node_settings import Pinned
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.sensors.statement_counts import UpkeepReport
 from dagster_leasehold.sensors.steps import Outcome
 from dagster_leasehold.sensors.tick_mark import tick_marks
 from tests.manual_clock import ManualClock

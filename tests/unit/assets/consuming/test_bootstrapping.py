@@ -11,9 +11,9 @@ import pytest
 from dagster_leasehold.assets.checks import NO_GAP, check_shard
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.node_settings import Pinned
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.node_settings import Pinned
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.unit.assets.consumption_world import NODE, World
 

@@ -12,11 +12,11 @@ from dagster_leasehold.assets.consuming.ownership import (
     close_ended_tenure,
     standings_of,
 )
+from dagster_leasehold.assets.node_settings import Modulo, Pinned, node_row
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import OpenByOther, Opened, TenureView
-from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned, node_row
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 
 KEY = GroupKey.parse("default", "orders")

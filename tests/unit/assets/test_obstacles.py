@@ -7,15 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dagster_leasehold.assets.obstacles import ObstacleKind, last_error, live_nodes, obstacle
 from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
-from dagster_leasehold.lease_store.rules.obstacles import (
-    ObstacleKind,
-    last_error,
-    live_nodes,
-    obstacle,
-)
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease

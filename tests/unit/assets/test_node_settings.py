@@ -7,6 +7,15 @@ from typing import Any
 
 import pytest
 
+from dagster_leasehold.assets.node_settings import (
+    SOURCE_COUNT_MAX,
+    Modulo,
+    NodeSettings,
+    Pinned,
+    check_served,
+    check_settings,
+    node_row,
+)
 from dagster_leasehold.lease_store.errors import (
     InvalidIdentifier,
     InvalidSetting,
@@ -19,15 +28,6 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rules.node_settings import (
-    SOURCE_COUNT_MAX,
-    Modulo,
-    NodeSettings,
-    Pinned,
-    check_served,
-    check_settings,
-    node_row,
-)
 
 BALANCED, MODULO, PINNED = AssignmentMode.BALANCED, AssignmentMode.MODULO, AssignmentMode.PINNED
 A, B = NodeName("a"), NodeName("b")

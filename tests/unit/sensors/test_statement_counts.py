@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.lease_store.upkeep import Upkeep, UpkeepReport
+from dagster_leasehold.sensors.statement_counts import Upkeep, UpkeepReport
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 IDLE = {"pulse": 1, "beat": 1, "progress": 1}
