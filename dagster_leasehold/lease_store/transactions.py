@@ -378,54 +378,43 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(url.database)
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """The delays of a failed transaction, in seconds.
+class Pace(local):
+    """The delays of this thread's transaction, in seconds.
 
     Attributes:
         stalled_s: the longest time between an answer and this process's next statement.
-        waited_s: the wait of the last statement for its answer; 0 if it was answered.
     """
 
-    stalled_s: float
-    waited_s: float
-
-
-class Pace(local):
-    """The times when this thread's last statement was sent and answered, in seconds."""
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.begin()
 
     def begin(self) -> None:
         """Start timing a new transaction."""
-        self.sent_s: float | None = None
-        self.answered_s: float | None = None
+        self._sent_s: float | None = None
+        self._answered_s: float | None = None
         self.stalled_s = 0.0
 
-    def send(self, now_s: float) -> None:
+    def send(self) -> None:
         """Record that a statement is sent."""
-        if self.answered_s is not None:
-            self.stalled_s = max(self.stalled_s, now_s - self.answered_s)
-        self.sent_s, self.answered_s = now_s, None
+        now_s = self._clock()
+        if self._answered_s is not None:
+            self.stalled_s = max(self.stalled_s, now_s - self._answered_s)
+        self._sent_s, self._answered_s = now_s, None
 
-    def answer(self, now_s: float) -> None:
+    def answer(self) -> None:
         """Record that the statement was answered."""
-        self.answered_s = now_s
+        self._answered_s = self._clock()
 
-    def delay(self, now_s: float) -> Delay:
-        """Return the delays of this thread's transaction so far."""
-        answered = self.sent_s is None or self.answered_s is not None
-        return Delay(self.stalled_s, 0.0 if answered else now_s - (self.sent_s or 0.0))
+    @property
+    def waited_s(self) -> float:
+        """The wait of the last statement for its answer; 0 if it was answered."""
+        answered = self._sent_s is None or self._answered_s is not None
+        return 0.0 if answered else self._clock() - (self._sent_s or 0.0)
 
 
 def refusal(
-    judgement: database_errors.Verdict,
-    error: Exception,
-    place: str,
-    delay: Delay,
-    *,
-    unsettled: bool,
+    judgement: database_errors.Verdict, error: Exception, place: str, pace: Pace, *, unsettled: bool
 ) -> errors.StoreError:
     """Return the store's error for an error that ended a transaction.
 
@@ -443,7 +432,7 @@ def refusal(
         database_errors.Verdict.UNAVAILABLE,
         database_errors.Verdict.LOST,
     ):
-        return unavailable(place, delay, unsettled=unsettled)
+        return unavailable(place, pace, unsettled=unsettled)
     if judgement is database_errors.Verdict.RETRY:
         return errors.StoreUnavailable(
             f"The lease store at {place} is too busy: other transactions locked its rows "
@@ -467,7 +456,7 @@ def read_only(place: str) -> errors.StoreReadOnly:
     )
 
 
-def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreError:
+def unavailable(place: str, pace: Pace, *, unsettled: bool) -> errors.StoreError:
     """Return the error for a database that does not answer."""
     if unsettled:
         return errors.OutcomeUnknown(
@@ -475,15 +464,15 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
             "the last write took effect. A retry is safe."
         )
     safe = "nothing was changed, and a retry is safe"
-    if delay.stalled_s >= IDLE_TRANSACTION_S:
+    if pace.stalled_s >= IDLE_TRANSACTION_S:
         return errors.StoreUnavailable(
             f"The lease store at {place} ended a transaction that had stalled for "
-            f"{delay.stalled_s:.0f} s: this process was held up; {safe}."
+            f"{pace.stalled_s:.0f} s: this process was held up; {safe}."
         )
-    if delay.waited_s >= READ_TIMEOUT_S:
+    if (waited_s := pace.waited_s) >= READ_TIMEOUT_S:
         return errors.StoreUnavailable(
             f"The lease store at {place} does not answer: a statement had no reply within "
-            f"{delay.waited_s:.0f} s, so its server is overloaded or frozen; {safe}."
+            f"{waited_s:.0f} s, so its server is overloaded or frozen; {safe}."
         )
     return errors.StoreUnavailable(
         f"The lease store at {place} does not answer: check that the database is "
@@ -591,7 +580,7 @@ class Transactions:
         self._jitter = jitter
         self._new_id = new_id
         self._long_running = long_running
-        self._pace = Pace()
+        self._pace = Pace(clock)
         event.listen(engine, "before_cursor_execute", self._count)
         event.listen(engine, "after_cursor_execute", self._answered)
 
@@ -659,7 +648,7 @@ class Transactions:
                     return outcome
                 failpoints.reach(f"in_{attempts.kind}")
                 sent = (outcome, transaction.id)
-                self._pace.send(self._clock())
+                self._pace.send()
                 transaction.connection.commit()
             return outcome
         except PoolTimeout as error:
@@ -716,18 +705,16 @@ class Transactions:
                 raise read_only(self.place)
 
     def _count(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        self._pace.send(self._clock())
+        self._pace.send()
         kind = connection.get_execution_options().get(KIND_OPTION)
         if kind and not statement.startswith("BEGIN"):
             self.statements[kind] += 1
 
     def _answered(self, *_: object) -> None:
-        self._pace.answer(self._clock())
+        self._pace.answer()
 
     def _refusal(self, judgement: Verdict, error: Exception, unsettled: object) -> StoreError:
-        delay = self._pace.delay(self._clock())
-        return refusal(judgement, error, self.place, delay, unsettled=unsettled is not None)
+        return refusal(judgement, error, self.place, self._pace, unsettled=unsettled is not None)
 
     def _unavailable(self, unsettled: object) -> StoreError:
-        delay = self._pace.delay(self._clock())
-        return unavailable(self.place, delay, unsettled=unsettled is not None)
+        return unavailable(self.place, self._pace, unsettled=unsettled is not None)

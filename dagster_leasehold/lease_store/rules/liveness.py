@@ -22,15 +22,17 @@ An outage of the store evicts no live node:
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Self
+
+import msgspec
 
 from dagster_leasehold.lease_store.errors import InvalidIdentifier
 from dagster_leasehold.lease_store.group_rows import Group, Node
-from dagster_leasehold.lease_store.identifiers import IDENTIFIER_LENGTH_MAX, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -46,7 +48,6 @@ third of T has not lapsed at the observer's next read.
 
 REMEMBERED_CHARACTERS_MAX = 1_000_000
 UNCHANGED_MAX_S = 1e9
-FORMAT = 1
 
 
 def floor_to_tenth(seconds: float) -> float:
@@ -54,18 +55,40 @@ def floor_to_tenth(seconds: float) -> float:
     return max(int(seconds * 10) / 10, 0.0)
 
 
-def parse_memory(text: str) -> dict[str, Any]:
-    """Parse text from `Observations.remember`; return an empty mapping if it is invalid."""
-    if not text or len(text) > REMEMBERED_CHARACTERS_MAX:
-        return {}
-    try:
-        memory = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(memory, dict):
-        return {}
-    memory = cast("dict[str, Any]", memory)
-    return memory if memory.get("format") == FORMAT else {}
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=UNCHANGED_MAX_S)]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The observations of a process, for the next one.
+
+    Attributes:
+        nodes: by node, the counter's value, the seconds for which it has not moved, and its
+            incarnation.
+        transfers: by shard, its `lease_id` and the seconds for which it is in transfer.
+        incarnations: the incarnation of each node that the process served.
+        place: where the process ran (`process_identity`).
+    """
+
+    format: Literal[1] = 1
+    nodes: dict[str, tuple[int, Seconds, str]] = field(
+        default_factory=dict[str, tuple[int, Seconds, str]]
+    )
+    transfers: dict[str, tuple[int, Seconds]] = field(
+        default_factory=dict[str, tuple[int, Seconds]]
+    )
+    incarnations: dict[str, Annotated[str, msgspec.Meta(min_length=1)]] = field(
+        default_factory=dict[str, str]
+    )
+    place: str = ""
+
+
+def parse_memory(text: str) -> Memory:
+    """Parse text from `Observations.remember`; return an empty memory if it is invalid."""
+    if text and len(text) <= REMEMBERED_CHARACTERS_MAX:
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            return msgspec.json.decode(text, type=Memory)
+    return Memory()
 
 
 def recall_incarnations(text: str, place: str) -> dict[str, str]:
@@ -76,35 +99,7 @@ def recall_incarnations(text: str, place: str) -> dict[str, str]:
     ones stop, and the shards of dead runs become free.
     """
     memory = parse_memory(text)
-    section = memory.get("incarnations")
-    if memory.get("place", "") != place or not isinstance(section, dict):
-        return {}
-    return {
-        name: incarnation
-        for name, incarnation in cast("dict[str, Any]", section).items()
-        if isinstance(incarnation, str) and 0 < len(incarnation) <= IDENTIFIER_LENGTH_MAX
-    }
-
-
-def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
-    """Return the valid entries of a part: name, value, seconds unchanged, incarnation."""
-    section = parse_memory(text).get(part)
-    if not isinstance(section, dict):
-        return []
-    valid: list[tuple[str, int, float, str]] = []
-    for name, entry in cast("dict[str, Any]", section).items():
-        if not isinstance(entry, list):
-            continue
-        entry = cast("list[Any]", entry)
-        value, unchanged_s, incarnation = [*entry, None, None, None][:3]
-        # A bool is an int to Python, and NaN compares as false with everything.
-        if type(value) is not int or isinstance(unchanged_s, bool):
-            continue
-        if not isinstance(unchanged_s, int | float) or not 0 <= unchanged_s < UNCHANGED_MAX_S:
-            continue
-        owner = incarnation if isinstance(incarnation, str) else ""
-        valid.append((name, value, float(unchanged_s), owner))
-    return valid
+    return memory.incarnations if memory.place == place else {}
 
 
 def steady_clock() -> float:
@@ -236,29 +231,26 @@ class Observations:
             if now - sight.since > timeout_s
         }
 
-    def remember(self, **further: object) -> str:
+    def remember(self, incarnations: Mapping[NodeName, str] | None = None, place: str = "") -> str:
         """Return the observations as text for `recall`, without the time since the last read.
 
-        The text also has the JSON values in `further`, for `parse_memory`. Of many transfers, it
-        has only the longest.
+        Of many transfers, it has only the longest. The other arguments are fields of `Memory`.
         """
         at = self._observed_time.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "nodes": {
-                    node: [sight.value, floor_to_tenth(at - sight.since), sight.incarnation]
-                    for node, sight in sorted(self._nodes.items())
-                },
-                "transfers": {
-                    shard: [sight.value, floor_to_tenth(at - sight.since)]
-                    for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
-                },
-                **further,
+        memory = Memory(
+            nodes={
+                node: (sight.value, floor_to_tenth(at - sight.since), sight.incarnation)
+                for node, sight in sorted(self._nodes.items())
             },
-            separators=(",", ":"),
+            transfers={
+                shard: (sight.value, floor_to_tenth(at - sight.since))
+                for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
+            },
+            incarnations={str(node): each for node, each in (incarnations or {}).items()},
+            place=place,
         )
+        return msgspec.json.encode(memory, enc_hook=str).decode()
 
     @classmethod
     def recall(cls, text: str, clock: Clock) -> Self:
@@ -266,19 +258,16 @@ class Observations:
 
         The time between the two processes does not count.
         """
-        observations = cls(clock)
-        now = clock()
-        for node, value, unchanged_s, incarnation in entries(text, "nodes"):
-            try:
-                name = NodeName(node)
-            except InvalidIdentifier:
-                continue
-            observations._nodes[name] = _Observation(value, now - unchanged_s, incarnation)
-        for shard, value, unchanged_s, _ in entries(text, "transfers"):
-            try:
-                observations._transfers[ShardId(shard)] = _Observation(value, now - unchanged_s)
-            except InvalidIdentifier:
-                continue
+        observations, memory, now = cls(clock), parse_memory(text), clock()
+        with suppress(InvalidIdentifier):
+            observations._nodes = {
+                NodeName(node): _Observation(value, now - unchanged_s, incarnation)
+                for node, (value, unchanged_s, incarnation) in memory.nodes.items()
+            }
+            observations._transfers = {
+                ShardId(shard): _Observation(value, now - unchanged_s)
+                for shard, (value, unchanged_s) in memory.transfers.items()
+            }
         return observations
 
 

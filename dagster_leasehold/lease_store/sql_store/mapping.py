@@ -47,7 +47,6 @@ from dagster_leasehold.lease_store.stored_rows import (
 )
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
-GROUP_PREFIX = "group_"
 REASON_LENGTH_MAX = 1_000
 _NAMES_KEPT = 8_192
 
@@ -344,13 +343,6 @@ WINDOW = Columns(
     tables.event_window,
     named={"start": "window_start", "end": "window_end", "computed_at": "made_at"},
 )
-_SETTINGS = Columns(
-    Group,
-    without=("key", "generation"),
-    reads={"assignment": AssignmentMode, "gap_policy": GapPolicy},
-)
-GROUP_NAMES = (*_SETTINGS.names, "consume_group", "logstream_sig", "generation")
-"""The columns of a group."""
 _NOTE = Columns(Note)
 _STATISTICS = Columns(ledger_rows.BatchStatistics)
 BATCH = Columns(
@@ -385,6 +377,12 @@ _KEY = Columns(
     named={"group": "consume_group", "stream": "logstream_sig"},
     reads={"group": GroupName, "stream": StreamName},
 )
+GROUP = Columns(
+    Group,
+    key=("consume_group", "logstream_sig", "generation"),
+    parts={"key": _KEY},
+    reads={"assignment": AssignmentMode, "gap_policy": GapPolicy},
+)
 PUBLICATION = Columns(
     Publication,
     tables.publication,
@@ -405,23 +403,6 @@ _SUMMARY = Columns(
     reads={"shard": lambda text: ShardId(text) if text else None},
     writes={"shard": lambda shard: shard or ""},
 )
-
-
-def group_values(group: Group) -> dict[str, Any]:
-    """Return the columns of a group's settings."""
-    return _SETTINGS.values(group)
-
-
-def group_from(row: Row, key: GroupKey | None = None) -> Group:
-    """Return a group from its row."""
-    key = key or GroupKey.parse(row["consume_group"], row["logstream_sig"])
-    return _SETTINGS.read(row, key=key, generation=row["generation"])
-
-
-def joined_group(row: Row, key: GroupKey) -> Group:
-    """Return the group of a `pulse` row."""
-    names = (name for name in row if name.startswith(GROUP_PREFIX))
-    return group_from({name.removeprefix(GROUP_PREFIX): row[name] for name in names}, key)
 
 
 def note_row(

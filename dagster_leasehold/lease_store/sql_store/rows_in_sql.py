@@ -44,8 +44,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     COLUMNS,
     COUNTERS,
     EVENT,
-    GROUP_NAMES,
-    GROUP_PREFIX,
+    GROUP,
     NODE,
     PROGRESS,
     PUBLICATION,
@@ -54,10 +53,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     THROUGHPUT,
     Columns,
     Row,
-    group_from,
-    group_values,
     head_from,
-    joined_group,
     key_values,
     moved_values,
     note_row,
@@ -270,7 +266,7 @@ class RowsInSql:
         """Return the group, or raise UnknownGroup."""
         query = sa.select(consumer_group).where(self._own(consumer_group))
         for row in self._tx.rows(query.with_for_update() if lock else query):
-            return group_from(row, self.key)
+            return GROUP.read(row)
         raise unknown_group(self.key)
 
     def bump(self) -> None:
@@ -505,19 +501,16 @@ class RowsInSql:
         query = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
         if stream is not None:
             query = query.where(columns.logstream_sig == stream)
-        return [*self._rows(query.with_for_update() if lock else query, group_from)]
+        return [*self._rows(query.with_for_update() if lock else query, GROUP.read)]
 
     def add_group(self, group: Group) -> None:
         """Add a group."""
-        values = key_values(group.key) | group_values(group) | {"generation": group.generation}
-        self._insert(consumer_group, [values])
+        self._insert(consumer_group, [GROUP.row(group.key, group)])
 
     def change_group(self, group: Group) -> None:
         """Replace the group's settings; its row is locked."""
-        own = self._own(consumer_group)
-        self._tx.connection.execute(
-            sa.update(consumer_group).where(own).values(group_values(group))
-        )
+        own = sa.update(consumer_group).where(self._own(consumer_group))
+        self._tx.connection.execute(own.values(GROUP.values(group)))
 
     def delete_group(self) -> None:
         """Delete the group with all its rows."""
@@ -543,17 +536,16 @@ class RowsInSql:
         query = (
             sa.select(
                 *NODE.selected,
-                *(consumer_group.c[name].label(GROUP_PREFIX + name) for name in GROUP_NAMES),
+                *(consumer_group.c[name].label(f"group_{name}") for name in GROUP.names),
             )
             .select_from(consumer_group.outerjoin(worker_instance, same))
             .where(self._own(consumer_group))
             .order_by(columns.worker_instance)
         )
-        result = self._tx.connection.execute(query)
-        rows = result.all()
+        rows = self._all(query)
         if not rows:
             self.group()
-        group = joined_group(dict(zip(result.keys(), rows[0], strict=True)), self.key)
+        group = GROUP.read(dict(zip(GROUP.names, rows[0][len(NODE.names) :], strict=True)))
         nodes = NODE.read_all(row for row in rows if row.worker_instance is not None)
         return Pulse(group, tuple(nodes))
 

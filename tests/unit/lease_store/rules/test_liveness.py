@@ -226,7 +226,7 @@ def test_the_stored_observations_stay_small() -> None:
 
 def test_callers_can_store_more_beside_observations() -> None:
     text = Observations(ManualClock()).remember(incarnations={"node-a": "x"})
-    assert parse_memory(text)["incarnations"] == {"node-a": "x"}
+    assert parse_memory(text).incarnations == {"node-a": "x"}
     assert json.loads(text)["format"] == 1
 
 
