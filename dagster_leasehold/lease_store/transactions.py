@@ -45,7 +45,6 @@ from sqlalchemy import (
     Engine,
     Executable,
     MappingResult,
-    RowMapping,
     create_engine,
     event,
     make_url,
@@ -90,7 +89,6 @@ _GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
 KIND_OPTION = "leasehold_kind"
 
 Outcome = TypeVar("Outcome")
-Value = TypeVar("Value")
 
 
 class PacketLimit:
@@ -502,10 +500,6 @@ class Transaction:
     def rows(self, statement: Executable) -> MappingResult:
         """Return the rows of a query, by column name."""
         return self.connection.execute(statement).mappings()
-
-    def all(self, statement: Executable, read: Callable[[RowMapping], Value]) -> list[Value]:
-        """Return the rows of a query, each converted by `read`."""
-        return [read(row) for row in self.rows(statement)]
 
     def value(self, statement: Executable) -> Any:
         """Return the first value of the first row of a query; None without a row."""
