@@ -375,7 +375,10 @@ TABLE = Columns(
 _KEY = Columns(
     GroupKey,
     named={"group": "consume_group", "stream": "logstream_sig"},
-    reads={"group": GroupName, "stream": StreamName},
+    reads={
+        "group": lru_cache(_NAMES_KEPT)(GroupName),
+        "stream": lru_cache(_NAMES_KEPT)(StreamName),
+    },
 )
 GROUP = Columns(
     Group,
