@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, counted, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, counted
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.options import Home, Json
@@ -66,7 +66,7 @@ def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None
 @app.command()
 def prune(
     older_than: Annotated[
-        str | None,
+        float | None,
         typer.Option(
             "--older-than",
             metavar="DAYS",
@@ -86,7 +86,7 @@ def prune(
     from dagster_leasehold.lease_store.pruning import prune as prune_group
 
     target = Target.at(home)
-    age = target.settings.history_age if older_than is None else history_age(_days(older_than))
+    age = target.settings.history_age if older_than is None else history_age(older_than)
     if age is None:
         raise InvalidSetting(
             "The setting history_days keeps all history: give the age with --older-than."
@@ -112,15 +112,6 @@ def prune(
         presentation.say(f"Deleted {rows.total():,} rows older than {age.days} days.")
     if failures:
         raise typer.Exit(1)
-
-
-def _days(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSetting(
-            f"--older-than is {shown(text)}: use a number of days, such as 30."
-        ) from None
 
 
 @app.command()

@@ -98,7 +98,7 @@ def test_pruning_reports_deleted_rows(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--older-than", "soon"], "use a number of days, such as 30"),
+        (["--older-than", "soon"], "'soon' is not a valid float"),
         (["--older-than", "0.5"], "History cannot be kept for 0.5 days"),
     ],
 )
