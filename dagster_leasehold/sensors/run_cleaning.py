@@ -32,30 +32,23 @@ NEVER_HELD_GRACE_S = 120.0
 
 
 class Ending(NamedTuple):
-    """The messages about a run that the janitor ends.
+    """Why the janitor ends a run.
 
     Attributes:
-        terminated: the tick's line if the run was terminated.
-        failed: the tick's line if it could not be terminated and was marked as failed.
-        sentence: the reason, shown in the failed run.
+        reason: the reason as the tick's line has it, after the run's name.
+        sentence: the beginning of the sentence in a run that could not be terminated.
     """
 
-    terminated: str
-    failed: str
+    reason: str
     sentence: str
 
 
 HOLDS_NOTHING = Ending(
-    "run {run} no longer holds a shard: terminated",
-    "run {run} no longer holds a shard and could not be terminated: failed",
-    "This run no longer held a shard, because its node lost its leases, and it could not be "
-    "terminated ({reason}). Other runs continue from its checkpoints.",
+    "no longer holds a shard", "This run no longer held a shard, because its node lost its leases"
 )
 WORKED_TOO_LONG = Ending(
-    "run {run} has worked for too long: terminated",
-    "run {run} has worked for too long and could not be terminated: failed",
-    "This run worked for longer than its budget and its stall limit allow, and it could not be "
-    "terminated ({reason}). Other runs continue from its checkpoints.",
+    "has worked for too long",
+    "This run worked for longer than its budget and its stall limit allow",
 )
 
 
@@ -158,15 +151,19 @@ class RunCleaning:
         return [*notes, *self._steps.notes]
 
     def _end(self, instance: dg.DagsterInstance, run_id: str, ending: Ending) -> str:
-        reason = "its code server does not have it"
+        trouble = "its code server does not have it"
         try:
             if instance.run_launcher.terminate(run_id):
-                return ending.terminated.format(run=run_id)
+                return f"run {run_id} {ending.reason}: terminated"
         except Exception as error:
             # A launcher can raise any error, for example because its server has ended.
-            reason = type(error).__name__
-        _fail(instance, run_id, ending.sentence.format(reason=reason))
-        return ending.failed.format(run=run_id)
+            trouble = type(error).__name__
+        sentence = (
+            f"{ending.sentence}, and it could not be terminated ({trouble}). Other runs continue "
+            "from its checkpoints."
+        )
+        _fail(instance, run_id, sentence)
+        return f"run {run_id} {ending.reason} and could not be terminated: failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from dagster_leasehold.orchestration.command_line import (
     COMMANDS,
     app,
+    expanded,
     first_sentences,
     load_command,
 )
@@ -68,3 +72,36 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help(name: str) -> None:
 def test_the_tree_has_every_listed_command_in_the_order_of_the_list() -> None:
     tree = typer.main.get_command(app)
     assert list(getattr(tree, "commands", {})) == [*COMMANDS, "version"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Options that several commands share."""
+
+    name: Annotated[str, typer.Argument()]
+    quiet: Annotated[bool, typer.Option("--quiet")] = False
+
+
+def test_a_command_takes_the_fields_of_a_dataclass() -> None:
+    """Its arguments come first and its options last, as in the help of the command."""
+    calls: list[tuple[Shared, int, bool]] = []
+
+    def command(
+        shared: Shared,
+        number: Annotated[int, typer.Argument()],
+        *,
+        fast: Annotated[bool, typer.Option("--fast")] = False,
+    ) -> None:
+        """Run."""
+        calls.append((shared, number, fast))
+
+    whole = expanded(command)
+    assert whole.__doc__ == "Run."
+    assert expanded(whole) is whole
+    application = typer.Typer()
+    application.command()(whole)
+    parameters = typer.main.get_command(application).params
+    assert [each.name for each in parameters][:4] == ["name", "number", "fast", "quiet"]
+    for arguments in (["a", "7"], ["a", "7", "--quiet", "--fast"]):
+        assert CliRunner().invoke(application, arguments).exit_code == 0
+    assert calls == [(Shared("a"), 7, False), (Shared("a", quiet=True), 7, True)]
