@@ -98,7 +98,7 @@ def test_pruning_reports_deleted_rows(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--older-than", "soon"], "'soon' is not a valid float"),
+        (["--older-than", "soon"], "Input should be a valid number"),
         (["--older-than", "0.5"], "History cannot be kept for 0.5 days"),
     ],
 )
