@@ -1,7 +1,11 @@
-"""The proof after every incident: the journal and the ledger, and each record once."""
+"""The proof after every incident: the journal and the ledger, and each record once.
+
+Each file has records of one partition. A file that compaction has written is sorted.
+"""
 
 from __future__ import annotations
 
+from dagster_leasehold.assets.output.units import Unit, each_unit
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
@@ -29,35 +33,53 @@ class Proof:
         last call.
         """
         sentences = [str(violation) for violation in verify(self._store, KEY)]
+        by_shard: dict[ShardId, list[Batch]] = {}
         for batch in sorted(self._store.batches(KEY), key=lambda batch: batch.sequence):
-            at = self._checked.get(batch.shard, 0)
-            if int(batch.end) > at:
-                sentences += self._check(batch, at)
-                self._checked[batch.shard] = int(batch.end)
+            by_shard.setdefault(batch.shard, []).append(batch)
+        for shard, batches in by_shard.items():
+            for unit in each_unit(batches):
+                at, end = self._checked.get(shard, 0), int(unit[-1].end)
+                if end > at:
+                    sentences += self._check(unit, at)
+                    self._checked[shard] = end
         return sentences
 
-    def _check(self, batch: Batch, at: int) -> list[str]:
-        values: list[bytes] = []
-        for file in batch.files:
+    def _check(self, unit: Unit, at: int) -> list[str]:
+        texts: list[str] = []
+        sentences: list[str] = []
+        shard, start, end = unit[0].shard, int(unit[0].start), int(unit[-1].end)
+        for file in (file for batch in unit for file in batch.files):
             with (self._output / file.path).parquet() as parquet:
-                values += parquet.read(["value"]).column("value").to_pylist()
-        if int(batch.start) == at and values == expected(batch.shard, at, int(batch.end)):
-            return []
-        return [f"batch {batch.batch_id} [{batch.start}, {batch.end}) after {at}: {values[:3]} …"]
+                rows = parquet.read(["text", "n", "part"]).to_pydict()
+            texts += rows["text"]
+            numbers, parts = rows["n"], {*rows["part"]}
+            if parts != {dict(file.partition).get("part")}:
+                sentences.append(f"{file.path} has records of {parts}, not of {file.partition}")
+            if file.sorted_by and numbers != sorted(numbers, reverse=True):
+                sentences.append(f"{file.path} is not sorted by {file.sorted_by}")
+        if start > at or in_order(texts) != expected(shard, start, end):
+            name = unit[0].batch_id
+            sentences.append(f"batch {name} [{start}, {end}) after {at}: {texts[:3]} …")
+        return sentences
 
     def violations_at_the_end(self, written: dict[ShardId, int]) -> list[str]:
         """Compare all output once more, as a reader sees it, with all that was written."""
         sentences = self.violations()
         for shard, count in written.items():
-            values = [
-                value
+            texts = [
+                text
                 for part in ledger_records(self._store, KEY, self._output, shard)
-                for value in part.column("value").to_pylist()
+                for text in part.column("text").to_pylist()
             ]
-            if values != expected(shard, 0, count):
-                sentences.append(f"shard {shard} has {len(values)} of {count} records, or others")
+            if in_order(texts) != expected(shard, 0, count):
+                sentences.append(f"shard {shard} has {len(texts)} of {count} records, or others")
         return sentences
 
 
-def expected(shard: ShardId, start: int, end: int) -> list[bytes]:
-    return [b"%s:%d" % (shard.encode(), number) for number in range(start, end)]
+def in_order(texts: list[str]) -> list[str]:
+    """Return the texts of records in the order of the log, which partitions do not keep."""
+    return sorted(texts, key=lambda text: int(text.rpartition(":")[2]))
+
+
+def expected(shard: ShardId, start: int, end: int) -> list[str]:
+    return [f"{shard}:{number}" for number in range(start, end)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.chaos.stream import SHARDS, log_folder
+from tests.chaos.stream import SHARDS, log_folder, record
 
 RECORDS, EVERY_S = 40, 0.5
 
@@ -60,6 +60,6 @@ class SteadyWriter:
         while not self._stopping.wait(EVERY_S):
             with self._lock:
                 for shard, end in self._ends.items():
-                    values = [b"%s:%d" % (shard.encode(), end + n) for n in range(RECORDS)]
+                    values = [record(shard, end + n) for n in range(RECORDS)]
                     self.log.append(shard, values)
                     self._ends[shard] = self._written[shard] = end + RECORDS

@@ -35,6 +35,8 @@ from tests.table_engines import (
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_divided_tables import USERS, scene_of
+from tests.unit.assets.output.table.test_evolution import NEW, OLD
+from tests.unit.assets.output.table.test_evolution import Scene as EvolvingScene
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -283,3 +285,29 @@ def test_spark_opens_only_the_files_of_a_partition(
             )
             assert files < whole / 3
         scene.compact()
+
+
+@LONG
+def test_spark_reads_files_of_every_age_under_the_current_names(
+    spark_reader: SparkReader, tmp_path: Path
+) -> None:
+    scene = EvolvingScene(tmp_path)
+    scene.world.sweeper.keeps = lambda rows: rows.slice(0, 0)
+    scene.world.consume("run-0")
+    scene.consume(OLD)
+    scene.evolve(renamed={"n": "m"}, removed=["price"])
+    scene.consume(NEW)
+    scene.consume(OLD | {"n": 3})
+    scene.publish()
+    for _ in range(2):
+        rows, _ = spark_reader.rows(scene.metadata_at(), "m > 0")
+        assert sorted(row["m"] for row in rows) == [1, 2, 3]
+        assert sorted(row["nested"]["a"] for row in rows) == [1, 1, 2]
+        assert not {"n", "price"} & {*rows[0]}
+        scene.compact()
+        scene.publish()
+    scene.evolve(renamed={"m": "n"}, restored=["price"])
+    rows, _ = spark_reader.rows(scene.metadata_at(), "n > 0")
+    assert [(row["n"], row["price"]) for row in sorted(rows, key=lambda row: row["n"])] == [
+        (1, 7), (2, None), (3, 7)
+    ]  # fmt: skip

@@ -33,6 +33,11 @@ Columns = list[Column]
 DECIMAL_DIGITS_MAX = 38
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _FIXED = re.compile(r"fixed\[(\d+)\]")
+_OF_ICEBERG = {
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"),
+    "_last_updated_sequence_number",
+}
+"""The names of Iceberg's metadata columns. Spark reads no table that has a column with one."""
 _WIDER = {"int": ("long",), "float": ("double",)}
 
 
@@ -283,11 +288,18 @@ def _in_current_names(agreed: Sequence[Column], file: Sequence[Column]) -> Colum
 
 
 def check_names(columns: Columns) -> None:
-    """Refuse names that differ only in case, which most engines cannot distinguish.
+    """Refuse Iceberg's own names, and names that differ only in case.
 
+    Most engines cannot distinguish the latter.
     A nested field is named by its path, so a dot in a column's name can also make two names equal.
     A column's earlier names count, unless they differ from its own name only in case.
     """
+    for column in columns:
+        if column["name"].lower() in _OF_ICEBERG:
+            raise TransformError(
+                f"Column {shown(column['name'])} has a name that Iceberg reserves, and Spark could "
+                "not read the table: give it another name."
+            )
     names: dict[str, str] = {}
     earlier = {
         name.lower(): name

@@ -241,6 +241,7 @@ def test_refused_settings(settings: dict[str, Any], reason: str) -> None:
         ({"name": "id", "type": "string"}, "'id' is long.*string"),
         ({"name": "ID", "type": "long"}, "named 'id' and 'ID'"),
         ({"name": "Shard_Id", "type": "long"}, "has the field 'Shard_Id'"),
+        ({"name": "_partition", "type": "long"}, "'_partition' has a name that Iceberg reserves"),
     ],
 )
 def test_a_schema_that_no_table_can_follow(

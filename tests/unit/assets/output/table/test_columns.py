@@ -131,6 +131,8 @@ def test_parts_without_a_type_are_left_out_at_any_depth() -> None:
         ([("s", pa.struct([("b", pa.int8()), ("B", pa.int8())]))], r"'s\.b' and 's\.B'"),
         ([("s.b", pa.int8()), ("s", pa.struct([("b", pa.int8())]))], r"'s\.b' and 's\.b'"),
         ([("l", pa.list_(pa.int8())), ("l.element", pa.int8())], r"'l\.element'"),
+        ([("_file", pa.string())], "'_file' has a name that Iceberg reserves"),
+        ([("_Pos", pa.int64())], "'_Pos' has a name that Iceberg reserves"),
     ],
 )
 def test_names_that_engines_cannot_tell_apart_are_refused(

@@ -256,6 +256,7 @@ def test_a_change_is_in_the_journal(scene: Scene) -> None:
         ({"renamed": {"shard_id": "s"}}, "'shard_id' is reserved"),
         ({"renamed": {"n": "Event_Time"}}, "'Event_Time' is reserved"),
         ({"removed": ["cursor"]}, "'cursor' is reserved"),
+        ({"renamed": {"n": "_file"}}, "'_file' has a name that Iceberg reserves"),
         ({"removed": ["n"], "renamed": {"n": "m"}}, "is to change twice"),
         ({"renamed": {"user": "person"}}, "'user' cannot be renamed, because"),
         ({"removed": ["user"]}, "'user' cannot be removed, because"),
@@ -265,7 +266,7 @@ def test_a_change_is_in_the_journal(scene: Scene) -> None:
 def test_a_change_that_cannot_be_applied_is_refused(
     tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    scene = Scene(tmp_path, TableSettings(partitioning=["user"]))
+    scene = Scene(tmp_path, TableSettings(partitioning=("user",)))
     scene.consume(OLD | {"user": "ann"})
     scene.publish()
     before = scene.store.publication(scene.world.key)
