@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -44,7 +45,7 @@ class ForeignTable:
         history: the sequence number of the last snapshot that was ever the newest.
         staged: all snapshots by their ids.
         there: the ids of snapshots that have not expired.
-        records: the records of each file.
+        records: the records of each file, which begin with their shard.
     """
 
     chance: random.Random
@@ -52,7 +53,7 @@ class ForeignTable:
     history: int
     staged: dict[int, Snapshot]
     there: set[int]
-    records: dict[str, list[tuple[ShardId, str]]]
+    records: dict[str, list[tuple[Any, ...]]]
     names: int
 
     def name(self, kind: str) -> str:
@@ -60,7 +61,7 @@ class ForeignTable:
         self.names += 1
         return f"{kind}-{self.names}"
 
-    def records_of(self, files: Sequence[str]) -> list[tuple[ShardId, str]]:
+    def records_of(self, files: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the records of some files."""
         return [record for path in files for record in self.records[path]]
 

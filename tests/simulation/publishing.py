@@ -85,7 +85,7 @@ class Seed(ForeignTable):
         self.there = {FIRST}
         self.actors: list[Steps] = []
         self.frozen: list[Steps] = []
-        self.records: dict[str, list[tuple[ShardId, str]]] = {}
+        self.records = {}
         self.names = 0
         self.store.create_group(Group(KEY))
         for node in NODES:

@@ -12,8 +12,9 @@ names the files of batches from this number on, and the table names the files of
 3. Recording a publication for another catalog moves the cuts into it. A forced checkpoint after
    that makes a new cut. Settling the publication uses only its own values. Dropping it returns its
    cuts.
-4. A swap is refused if the shard's version has changed since it began, or if a file that it
-   replaces is not in the table.
+4. A swap begins only with a table that no other program has changed. It is refused if the shard's
+   version has changed since it began, or if a file that it replaces is not in the table. Forced
+   checkpoints, settled swaps and an operator's acceptance of the table change the version.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -81,14 +82,14 @@ class Entry:
 
     Attributes:
         shard: its shard; None if another program wrote it.
-        records: each with its shard and cursor first.
+        records: each begins with its shard and its cursor.
     """
 
     path: str
     shard: ShardId | None
     first: int
     last: int
-    records: tuple[tuple[ShardId, int, int, str], ...]
+    records: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +420,9 @@ class Ledger:
         if self.group.epoch != epoch or self.group.pending:
             return False
         for name, number in records.items():
-            self.shards[name] = replace(self.shards[name], records=number)
+            # Swaps that began earlier are refused: they may have read another table.
+            shard = self.rules.swapped(self.shards[name])
+            self.shards[name] = replace(shard, records=number)
         self._becomes(planned)
         return True
 

@@ -26,11 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from tests.simulation.foreign_table import ForeignTable, Snapshot
 from tests.simulation.one_truth.rules import (
-    Cut,
+    Batch,
     Entry,
     Group,
     Ledger,
@@ -45,15 +46,30 @@ from tests.simulation.one_truth.rules import (
 )
 
 Steps = Generator[None]
-Record = tuple[ShardId, int, int, str]
+Record = tuple[Any, ...]
 SHARDS = (ShardId("x"), ShardId("y"))
 FIRST = 0
 ACTORS_MAX = 5
 LAST_TURNS_MAX = 60
 FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.05, 0.1, 0.01
 ARRIVING_SHARE = 0.15
+SAFE_AGE = 80
 WAITS_MAX, TAKING_OVER_SHARE = 12, 0.05
 DROPPED_EVERY = 5
+NO_CUT = 2**62
+
+
+WEIGHTS = {
+    "consume": 5.0,
+    "publish": 6.0,
+    "replay": 2.0,
+    "compaction": 2.0,
+    "expiry": 1.0,
+    "go back": 2.0,
+    "clean": 1.0,
+    "others": 1.5,
+    "operator": 1.5,
+}
 
 
 @dataclass(frozen=True)
@@ -96,9 +112,8 @@ class World(ForeignTable):
         self.states: dict[str, dict[ShardId, PublishedShard]] = {}
         self.planned: dict[int, Planned] = {}
         self.requests: list[Planned] = []
-        self.deleted: set[tuple[ShardId, int]] = set()
+        self.deleted: set[tuple[Any, ...]] = set()
         self.replayed: set[tuple[ShardId, int, int]] = set()
-        self.expired_records = 0
         self.disk: dict[str, int] = {}
         self.actors: list[Steps] = []
         self.frozen: list[Steps] = []
@@ -151,21 +166,27 @@ class World(ForeignTable):
                 self.mark = self.planned.get(self.current.id)
 
     def _somebody(self) -> Steps:
-        weights = {
-            self._consume(): 5,
-            self.turn(): 6,
-            self._rewrite("replay"): 2,
-            self._rewrite("compaction"): 2,
-            self._rewrite("expiry"): 1,
-            self._go_back(): 2,
-            self._clean(): 1,
-        }
-        if self.outside:
-            weights[self._somebody_else()] = 1.5
-            weights[self.turn(operator=True)] = 1
-        if self.restored:
-            weights[self.turn(operator=True)] = 2
-        return self.chance.choices(list(weights), list(weights.values()))[0]
+        kinds = list(WEIGHTS)
+        if not self.outside:
+            kinds.remove("others")
+        if not self.outside and not self.restored:
+            kinds.remove("operator")
+        weights = [WEIGHTS[each] for each in kinds]
+        match self.chance.choices(kinds, weights)[0]:
+            case "consume":
+                return self._consume()
+            case "publish":
+                return self.turn()
+            case "go back":
+                return self._go_back()
+            case "clean":
+                return self._clean()
+            case "others":
+                return self._somebody_else()
+            case "operator":
+                return self.turn(operator=True)
+            case kind:
+                return self._rewrite(kind)
 
     def _continue(self) -> None:
         """Continue one participant, which can die or freeze instead; a frozen one can continue."""
@@ -178,8 +199,7 @@ class World(ForeignTable):
         if fate < FREEZING_SHARE:
             self.frozen.append(actor)
         if fate < FREEZING_SHARE + DYING_SHARE or next(actor, self) is self:
-            if actor in self.actors:
-                self.actors.remove(actor)
+            self.actors = [each for each in self.actors if each is not actor]
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -199,8 +219,7 @@ class World(ForeignTable):
         own = self.entries.get(path)
         if own is None:
             own = Entry(path, None, 0, 0, tuple(self.records[path]))
-            self.entries[path] = own
-            self.disk.setdefault(path, self.step)
+            self._write(own)
         return own
 
     def files(self, paths: Iterable[str]) -> list[Entry]:
@@ -237,13 +256,27 @@ class World(ForeignTable):
                 self.ledger.force(shard, self.chance.choice(rows[-6:]).number)
 
     def _clean(self) -> Steps:
-        """Prune rows, and remove files that nothing names: rows first, then the table."""
+        """Prune rows, and remove files that nothing names: rows first, then the table.
+
+        It takes the lock after it has listed the files. So a swap that was planned with one of them
+        can no longer be published, and a later plan refuses files of that age.
+        """
         self.ledger.prune(self.chance.choice(SHARDS))
         yield
-        before = self.step - 60
-        old = [path for path, written in self.disk.items() if written < before]
+        old = [path for path, written in self.disk.items() if written < self.step - SAFE_AGE]
+        if self.holder or self.backup is not None:
+            return  # a backup needs the files that it names
+        self.fence()
         yield
         yield from self.vacuum(old)
+
+    def fence(self) -> None:
+        """Take the publish lock before a vacuum."""
+        self.ledger.take_lock()
+
+    def is_fresh(self, swap: Swap) -> bool:
+        """Return True if no vacuum can have listed the files of a swap."""
+        return all(self.step - self.disk.get(e.path, 0) < SAFE_AGE / 2 for e in swap.new)
 
     def vacuum(self, old: Sequence[str]) -> Steps:
         """Remove old files that neither a row nor a snapshot names."""
@@ -287,6 +320,8 @@ class World(ForeignTable):
             if not each.withdrawn and each.number < own.published
         ]
         yield
+        if self.elsewhere and self.is_changed(self.ledger.group, State(self.newest(), self.mark)):
+            return
         paths = self.newest().files
         entries = [
             each
@@ -302,7 +337,7 @@ class World(ForeignTable):
         yield from self.turn(swap=swap)
 
     def _replay(
-        self, shard: ShardId, own: Shard, rows: list, entries: list[Entry]
+        self, shard: ShardId, own: Shard, rows: list[Batch], entries: list[Entry]
     ) -> Swap | None:
         if not rows:
             return None
@@ -313,11 +348,8 @@ class World(ForeignTable):
         old, new = list[str](), list[Entry]()
         for each in entries:
             if each.shard is None:
-                rest = [
-                    record
-                    for record in each.records
-                    if not (is_ours(record) and record[0] == shard and rows[0].start <= record[1] < rows[-1].end)
-                ]
+                start, end = rows[0].start, rows[-1].end
+                rest = [r for r in each.records if not _is_within(r, shard, start, end)]
                 if len(rest) < len(each.records):
                     old.append(each.path)
                     new += self._theirs(rest)
@@ -341,7 +373,7 @@ class World(ForeignTable):
         return [entry]
 
     def _compaction(
-        self, shard: ShardId, own: Shard, rows: list, entries: list[Entry]
+        self, shard: ShardId, own: Shard, rows: list[Batch], entries: list[Entry]
     ) -> Swap | None:
         ours = sorted((each for each in entries if each.shard), key=lambda each: each.first)
         if len(ours) < 2:
@@ -354,7 +386,9 @@ class World(ForeignTable):
         old = tuple(each.path for each in some)
         return Swap(shard, first, last, own.version, old, (merged,), merges=True)
 
-    def _expiry(self, shard: ShardId, own: Shard, rows: list, entries: list[Entry]) -> Swap | None:
+    def _expiry(
+        self, shard: ShardId, own: Shard, rows: list[Batch], entries: list[Entry]
+    ) -> Swap | None:
         starts = [each for each in rows[1:] if each.starts_file]
         if not starts:
             return None
@@ -366,7 +400,7 @@ class World(ForeignTable):
             if each.shard is not None:
                 old += [each.path] if each.last < border.first else []
                 continue
-            rest = [r for r in each.records if not (is_ours(r) and r[0] == shard and r[1] < border.start)]
+            rest = [r for r in each.records if not _is_within(r, shard, 0, border.start)]
             if len(rest) < len(each.records):
                 old.append(each.path)
                 new += self._theirs(rest)
@@ -390,12 +424,18 @@ class World(ForeignTable):
         super().less()
 
     def expired(self) -> None:
-        """Another program expires snapshots before the newest one and before those with a tag.
+        """Another program expires old snapshots; those with a tag and younger ones stay.
 
-        If it also expired the snapshots after them, a roll-back could look like a rewrite.
+        If it also expired the younger ones, a roll-back could look like a rewrite.
         """
-        oldest = min(self.current.id, *self.tags) if self.tags else self.current.id
-        self.there = {each for each in self.there if each >= oldest}
+        newest = max((self.staged[each].sequence for each in self.tags), default=0)
+        kept, snapshot = set[int](), self.current
+        while snapshot.id not in kept:
+            kept.add(snapshot.id)
+            parent = snapshot.parent
+            if snapshot.sequence > newest and parent in self.kept():
+                snapshot = self.staged[parent]
+        self.there = kept
 
     def rolled_back(self) -> None:
         """Another program makes an earlier snapshot the newest."""
@@ -480,14 +520,21 @@ class World(ForeignTable):
         if fate > 0.85:
             return  # the reply is lost
         yield
-        if self.mark is not None and self.mark.id == planned.id:
-            if self.ledger.settle(epoch, planned):
-                self._settled(planned)
+        arrived = self.mark is not None and self.mark.id == planned.id
+        if arrived and self.ledger.settle(epoch, planned):
+            self._settled(planned)
 
     def arrive(self, planned: Planned) -> None:
         """Commit a request as a catalog does: only if it follows the newest snapshot."""
         if self.current.id == planned.base:
             self.accept(planned)
+
+    def is_changed(self, group: Group, seen: State) -> bool:
+        """Return True if a rewrite cannot begin, because of a change by another program.
+
+        A file that is missing now can come back, and a batch without a file gets one.
+        """
+        return bool(self.trouble(group, seen))
 
     def trouble(self, group: Group, seen: State) -> str:
         """Return how another program has changed the records of the table, or nothing."""
@@ -514,9 +561,7 @@ class World(ForeignTable):
             snapshot = self.staged[parent] if parent in self.kept() else None
         return False
 
-    def plan(
-        self, base: Snapshot, swap: Swap | None
-    ) -> Generator[None, None, Planned | None]:
+    def plan(self, base: Snapshot, swap: Swap | None) -> Generator[None, None, Planned | None]:
         """Stage the snapshot of the next publication on top of the one that was read."""
         shards, number = dict(self.ledger.shards), self.ledger.group.number
         batches = {shard: list(rows) for shard, rows in self.ledger.batches.items()}
@@ -526,7 +571,7 @@ class World(ForeignTable):
         if swap is not None:
             paths = {each.path for each in entries}
             current = self.rules.is_current(swap, shards[swap.shard])
-            if not current or not self.rules.is_possible(swap, paths):
+            if not current or not (self.rules.is_possible(swap, paths) and self.is_fresh(swap)):
                 swap = None
             else:
                 entries = [each for each in entries if each.path not in swap.old]
@@ -585,14 +630,7 @@ class World(ForeignTable):
         self.staged[snapshot] = Snapshot(snapshot, name, tuple(paths), base.id, self.history + 1)
         planned = Planned(name, number, snapshot, base.id, shards, swap)
         self.planned[snapshot], self.states[name] = planned, state
-        for path in paths:
-            self.disk.setdefault(path, self.step)
-            if not self._exists(path):
-                self.violations.append(f"{path} was removed, and is published")
         return planned
-
-    def _exists(self, path: str) -> bool:
-        return path in self.disk
 
     def accept(self, planned: Planned) -> None:
         """Make a snapshot the newest; it is tagged, like the last settled one."""
@@ -678,11 +716,11 @@ class World(ForeignTable):
     def _compare(self, paths: Sequence[str], when: str) -> None:
         """Compare files with the published part of the ledger, before the cuts."""
         shards = self.ledger.shards
+        cuts = {name: own.cut.number for name, own in shards.items() if own.cut}
         table = {
             record[:3]
             for record in self.records_of(paths)
-            if is_ours(record)
-            and not (shards[record[0]].cut and record[2] >= shards[record[0]].cut.number)
+            if is_ours(record) and record[2] < cuts.get(record[0], NO_CUT)
         }
         optional = set[tuple[ShardId, int, int]]()
         expected = set[tuple[ShardId, int, int]]()
@@ -734,14 +772,18 @@ class World(ForeignTable):
                     needed = cursor % DROPPED_EVERY and (shard, cursor) not in self.deleted
                     if not each.withdrawn and needed and (shard, cursor) not in covered:
                         self.violations.append(f"at the end, the table lacks {shard} {cursor}")
-        gone = [path for path in self.current.files if not self._exists(path)]
+        gone = [path for path in self.current.files if self.entry(path).path not in self.disk]
         if gone:
             self.violations.append(f"at the end, files of the table are removed: {gone}")
 
 
 def _is_cut(record: Record, shards: dict[ShardId, Shard]) -> bool:
-    cut: Cut | None = shards[record[0]].cut
+    cut = shards[record[0]].cut
     return cut is not None and is_ours(record) and record[1] >= cut.cursor
+
+
+def _is_within(record: Record, shard: ShardId, start: int, end: int) -> bool:
+    return is_ours(record) and record[0] == shard and start <= record[1] < end
 
 
 def is_ours(record: Sequence[object]) -> bool:
