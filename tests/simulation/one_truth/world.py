@@ -301,9 +301,9 @@ class World(ForeignTable):
 
     def named_by_table(self) -> set[str]:
         """Return the files of all snapshots that exist."""
-        return {path for each in self.kept() for path in self.staged[each].files}
+        return {path for each in self.snapshots() for path in self.staged[each].files}
 
-    def kept(self) -> set[int]:
+    def snapshots(self) -> set[int]:
         """Return the ids of the snapshots that exist."""
         if not self.elsewhere:
             return set(self.staged)
@@ -429,13 +429,13 @@ class World(ForeignTable):
         If it also expired the younger ones, a roll-back could look like a rewrite.
         """
         newest = max((self.staged[each].sequence for each in self.tags), default=0)
-        kept, snapshot = set[int](), self.current
-        while snapshot.id not in kept:
-            kept.add(snapshot.id)
+        remaining, snapshot = set[int](), self.current
+        while snapshot.id not in remaining:
+            remaining.add(snapshot.id)
             parent = snapshot.parent
-            if snapshot.sequence > newest and parent in self.kept():
+            if snapshot.sequence > newest and parent in self.snapshots():
                 snapshot = self.staged[parent]
-        self.there = kept
+        self.there = remaining
 
     def rolled_back(self) -> None:
         """Another program makes an earlier snapshot the newest."""
@@ -558,7 +558,7 @@ class World(ForeignTable):
             if snapshot.sequence <= last:
                 return True
             parent = snapshot.parent
-            snapshot = self.staged[parent] if parent in self.kept() else None
+            snapshot = self.staged[parent] if parent in self.snapshots() else None
         return False
 
     def plan(self, base: Snapshot, swap: Swap | None) -> Generator[None, None, Planned | None]:
@@ -605,16 +605,16 @@ class World(ForeignTable):
 
     def cut(self, entries: Sequence[Entry], shards: dict[ShardId, Shard]) -> list[Entry]:
         """Return the files that remain after the cuts; files of other programs are rewritten."""
-        kept = list[Entry]()
+        remaining = list[Entry]()
         for each in entries:
             if each.shard is not None:
                 cut = shards[each.shard].cut
                 if cut is None or each.first < cut.number:
-                    kept.append(each)
+                    remaining.append(each)
                 continue
             rest = [record for record in each.records if not _is_cut(record, shards)]
-            kept += [each] if len(rest) == len(each.records) else self._theirs(rest)
-        return kept
+            remaining += [each] if len(rest) == len(each.records) else self._theirs(rest)
+        return remaining
 
     def stage(
         self,
@@ -657,9 +657,9 @@ class World(ForeignTable):
         if ahead:
             assert mark is not None
             number = mark.number + 1
-            known = sum(each.records for each in self.states[mark.id].values())
+            expected = sum(each.records for each in self.states[mark.id].values())
             as_marked = replace(group, last=mark.id, snapshot=mark.snapshot)
-            if self._rolled_back(as_marked, seen) or known != len(self.records_of(files)):
+            if self._rolled_back(as_marked, seen) or expected != len(self.records_of(files)):
                 files = self.staged[mark.snapshot].files
         elif mark is not None and (mark.id != group.last or self._rolled_back(group, seen)):
             files = last.files
