@@ -322,10 +322,11 @@ def planning_snapshot(store: GroupsAndLedger, key: GroupKey, since: int | None =
 
 
 @dataclass(slots=True)
-class SnapshotMemory:
-    """The last snapshot of a group. After a change of the group, only changed rows are read.
+class GroupMemory:
+    """A rebalancer's copy of its group: the snapshot, and the progress of the served nodes' shards.
 
-    That alone can leave a wrong row in the snapshot:
+    After a change of the group, only changed rows are read. That alone can leave a wrong row in the
+    snapshot:
 
     1. A failover loses the change that led to generation 7, which this process has read. Other
        changes lead to generations 7 and 8.
@@ -336,28 +337,35 @@ class SnapshotMemory:
     although its row has not changed since the plan; the store failed; the shards of the served
     nodes differ from the snapshot; and, in a large group, from time to time.
 
+    In a large group, only changes of progress are read, too. Commits and new suspicions of open
+    shards appear only at the next full read.
+
     Attributes:
         count: called with the operation of each statement.
-        rereads_above: the number of shards above which a group is read as a whole from time to
-            time; None never does.
+        large_above: the number of shards above which a group is large; None if none is.
         stale_shards: shards whose last move came too late.
-        changed: the shards that have changed since the caller last cleared this; None for all.
+        progress: the progress of the served nodes' shards.
     """
 
     store: GroupsAndLedger
     key: GroupKey
     clock: Callable[[], float]
     count: Callable[[str], None]
-    rereads_above: int | None
+    large_above: int | None
     stale_shards: set[ShardId] = field(default_factory=set[ShardId])
-    changed: set[ShardId] | None = None
+    progress: dict[ShardId, Progress] = field(default_factory=dict[ShardId, Progress])
+    # The shards that have changed since the last read of progress; None is all.
+    _changed: set[ShardId] | None = None
     _snapshot: Snapshot | None = None
     _read_at: float = 0.0
     _whole_at: float = 0.0
+    _serves: frozenset[NodeName] = frozenset()
+    _tail: JournalTail | None = None
+    _progress_at: float = 0.0
 
     def reset(self) -> None:
-        """Discard the snapshot, so that the next call reads the whole group."""
-        self._snapshot = None
+        """Make the next reads full: a failover has possibly reused the journal's numbers."""
+        self._snapshot = self._tail = None
 
     def at(self, generation: int | None) -> tuple[Snapshot, bool]:
         """Return the snapshot of a generation, and True if it was read now; None always reads."""
@@ -375,16 +383,18 @@ class SnapshotMemory:
         snapshot = None if before is None else self._read_changes(before)
         if snapshot is None:
             snapshot = self._read(None)
-            self.changed, self._whole_at = None, self.clock()
+            self._changed, self._whole_at = None, self.clock()
         self.stale_shards.clear()
         self._snapshot, self._read_at = snapshot, self.clock()
         return snapshot, True
 
     def _due(self, before: Snapshot, now_s: float) -> bool:
         """Return True if the whole group must be read; in a small group, ticks compare all rows."""
-        above, shards = self.rereads_above, before.shards
-        many = above is not None and len(shards) > above
-        return many and self._whole_at + pause_s(shards) < now_s
+        shards = before.shards
+        return self._is_large(len(shards)) and self._whole_at + pause_s(shards) < now_s
+
+    def _is_large(self, shards: int) -> bool:
+        return self.large_above is not None and shards > self.large_above
 
     def _read(self, since: int | None) -> Snapshot:
         self.count("snapshot")
@@ -400,45 +410,28 @@ class SnapshotMemory:
         fallen = now.group.generation < before.group.generation
         if fallen or not self.stale_shards <= changed.keys():
             return None
-        if self.changed is not None:
-            self.changed |= changed.keys()
+        if self._changed is not None:
+            self._changed |= changed.keys()
         shards = tuple(changed.pop(row.shard, row) for row in before.shards)
         return replace(now, shards=(*shards, *changed.values()))
 
-
-@dataclass(slots=True)
-class ProgressMemory:
-    """The progress of the served nodes' shards. With many shards, only changes are read.
-
-    Commits and new suspicions of open shards appear only at the next full read. `follows_above` is
-    the number of shards up to which every read is full; with None, every read is.
-    """
-
-    store: GroupsAndLedger
-    key: GroupKey
-    clock: Callable[[], float]
-    count: Callable[[str], None]
-    follows_above: int | None
-    rows: dict[ShardId, Progress] = field(default_factory=dict[ShardId, Progress])
-    _serves: frozenset[NodeName] = frozenset()
-    _tail: JournalTail | None = None
-    _whole_at: float = 0.0
-
-    def reset(self) -> None:
-        """Make the next read a full one: a failover has possibly reused the journal's numbers."""
-        self._tail = None
-
-    def read(
-        self, serves: Collection[NodeName], snapshot: Snapshot, changed: set[ShardId] | None
+    def read_progress(
+        self, serves: Collection[NodeName], snapshot: Snapshot, *, after_changes: bool = False
     ) -> bool:
-        """Update the progress of the served nodes' shards; return True after a full read.
+        """Update `progress`; return True after a full read.
 
-        `changed` has the shards whose owner possibly changed since the last read; None is all.
+        With `after_changes`, it is read only if the snapshot has changed since the last call, and
+        then in full.
         """
+        changed, self._changed = self._changed, set()
+        if after_changes:
+            if changed is not None and not changed:
+                return False
+            changed = None
         before, self._serves = self._serves, frozenset(serves)
-        due = self._whole_at + pause_s(self.rows) < self.clock()
+        due = self._progress_at + pause_s(self.progress) < self.clock()
         if self._tail is None or changed is None or due:
-            self._read_all(len(snapshot.shards))
+            self._read_all_progress(len(snapshot.shards))
             return True
         self.count("touched")
         names = changed | self._tail.touched(self.store, self.key)
@@ -446,15 +439,15 @@ class ProgressMemory:
             names |= {row.shard for row in snapshot.shards if row.consumer_owner in nodes}
         if names:
             self.count("progress")
-            others = {shard: row for shard, row in self.rows.items() if shard not in names}
-            self.rows = others | self.store.progress(self.key, self._serves, names)
+            others = {shard: row for shard, row in self.progress.items() if shard not in names}
+            self.progress = others | self.store.progress(self.key, self._serves, names)
         return False
 
     def _new_tail(self) -> JournalTail:
         return JournalTail(self.clock)
 
-    def _read_all(self, shards: int) -> None:
-        if self.follows_above is None or shards <= self.follows_above:
+    def _read_all_progress(self, shards: int) -> None:
+        if not self._is_large(shards):
             self._tail = None
         elif self._tail is None:
             # An entry of a transaction in flight is missed if its number is below the newest one.
@@ -462,8 +455,8 @@ class ProgressMemory:
             self._tail = self._new_tail()
             self._tail.begin(self.store, self.key)
         self.count("progress")
-        self.rows = self.store.progress(self.key, self._serves)
-        self._whole_at = self.clock()
+        self.progress = self.store.progress(self.key, self._serves)
+        self._progress_at = self.clock()
 
 
 def pause_s(rows: Collection[object]) -> float:
@@ -548,16 +541,14 @@ class Rebalancer:
         self._steps = FailingSteps(clock)
         self._notes = TickNotes()
         self._observations: Observations | None = None
-        count = self._notes.count
-        self._snapshots = SnapshotMemory(store, key, clock, count, follows_above)
-        self._progress = ProgressMemory(store, key, clock, count, follows_above)
+        self._memory = GroupMemory(store, key, clock, self._notes.count, follows_above)
         self._planned: Planned | None = None
         self._owned: Owned | None = None
         self._next_beat_at = 0.0
         self._neighbour_only = neighbour_only
         self._members = {member.node: member for member in members}
         self._execution = PlanSteps(
-            store, key, observer, self._steps, self._notes, self._snapshots.stale_shards
+            store, key, observer, self._steps, self._notes, self._memory.stale_shards
         )
 
     @property
@@ -595,7 +586,7 @@ class Rebalancer:
             owned = self._owned_in(snapshot)
         except BaseException:
             # The store has possibly changed between the last read and the failure.
-            self._reset()
+            self._memory.reset()
             observations.record_failed_read()
             raise
         notes = self._notes
@@ -620,7 +611,7 @@ class Rebalancer:
         Raises:
             StoreError: at least one node could not leave; the others have left.
         """
-        self._reset()
+        self._memory.reset()
         lines: list[str] = []
         failure: StoreError | None = None
         for name, member in self._members.items():
@@ -735,7 +726,7 @@ class Rebalancer:
         rounds = 0
         generation = None if moved else pulse.group.generation
         while True:
-            snapshot, fresh = self._snapshots.at(generation)
+            snapshot, fresh = self._memory.at(generation)
             if fresh:
                 observations.record_nodes(snapshot.nodes, snapshot.group.timeout_s)
             planned = self._plan(snapshot, observations)
@@ -762,18 +753,9 @@ class Rebalancer:
 
     def _progress_of(self, snapshot: Snapshot) -> dict[ShardId, Progress]:
         """Return the progress of the served nodes' shards, and compare it with the snapshot."""
-        changed, self._snapshots.changed = self._snapshots.changed, set()
-        if self._neighbour_only:
-            if changed is not None and not changed:
-                return self._progress.rows
-            changed = None
-        if self._progress.read(self._serves, snapshot, changed):
-            self._compare(snapshot, self._progress.rows.keys())
-        return self._progress.rows
-
-    def _reset(self) -> None:
-        self._snapshots.reset()
-        self._progress.reset()
+        if self._memory.read_progress(self._serves, snapshot, after_changes=self._neighbour_only):
+            self._compare(snapshot, self._memory.progress.keys())
+        return self._memory.progress
 
     def _compare(self, snapshot: Snapshot, shards: Collection[ShardId]) -> None:
         """Discard the snapshot if it disagrees with the served nodes' shards, as just read.
@@ -786,7 +768,7 @@ class Rebalancer:
         serves = frozenset(self._serves)
         expected = {row.shard for row in snapshot.shards if row.consumer_owner in serves}
         if expected != set(shards):
-            self._reset()
+            self._memory.reset()
 
     @property
     def _late(self) -> bool:
@@ -825,7 +807,7 @@ class Rebalancer:
         except OutcomeUnknown as error:
             # The write has possibly taken effect, so the next plan starts from a new snapshot.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
-            self._reset()
+            self._memory.reset()
             return True
 
     def _complete_due(self, planned: Planned, observations: Observations) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import ProgressMemory, SnapshotMemory
+from dagster_leasehold.lease_store.rebalancing import GroupMemory
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 
@@ -15,20 +15,18 @@ class Picture:
 
     def __init__(self, store: LeaseStore, key: GroupKey, nodes: tuple[NodeName, ...]) -> None:
         self.store, self.key, self.nodes = store, key, nodes
-        self.snapshots = SnapshotMemory(store, key, lambda: 0.0, lambda _: None, rereads_above=None)
-        self.progress = ProgressMemory(store, key, lambda: 0.0, lambda _: None, follows_above=-1)
+        self.memory = GroupMemory(store, key, lambda: 0.0, lambda _: None, large_above=-1)
 
     def check(self) -> None:
         """Compare the picture with the group: ownership, tenures, and all of closed shards."""
-        snapshot, _ = self.snapshots.at(None)
+        snapshot, _ = self.memory.at(None)
         whole = self.store.snapshot(self.key)
         assert snapshot.group == whole.group
         assert snapshot.nodes == whole.nodes
         assert _by_shard(snapshot.shards) == _by_shard(whole.shards)
-        changed, self.snapshots.changed = self.snapshots.changed, set()
-        self.progress.read(self.nodes, snapshot, changed)
+        self.memory.read_progress(self.nodes, snapshot)
         progress = self.store.progress(self.key, self.nodes)
-        assert _tenures(self.progress.rows) == _tenures(progress)
+        assert _tenures(self.memory.progress) == _tenures(progress)
 
 
 def _by_shard(shards: tuple[ShardLease, ...]) -> dict[ShardId, ShardLease]:

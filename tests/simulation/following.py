@@ -6,7 +6,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_tail import JournalTail
-from dagster_leasehold.lease_store.rebalancing import ProgressMemory, Rebalancer
+from dagster_leasehold.lease_store.rebalancing import GroupMemory, Rebalancer
 from tests.simulation.protocol import Parts
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.protocol.seam import READ_TIMEOUT_S, StoreSeam
@@ -70,13 +70,13 @@ class _StrictTail(JournalTail):
         return super()._settle()
 
 
-class _StrictProgress(ProgressMemory):
+class _StrictMemory(GroupMemory):
     def _new_tail(self) -> JournalTail:
         return _StrictTail(self.clock)
 
-    def read(self, serves, snapshot, changed):
-        self._whole_at = self.clock()
-        return super().read(serves, snapshot, changed)
+    def read_progress(self, serves, snapshot, *, after_changes=False):
+        self._progress_at = self.clock()
+        return super().read_progress(serves, snapshot, after_changes=after_changes)
 
 
 class ReadsStrictlyByNumber(FollowsAllGroups):
@@ -84,7 +84,7 @@ class ReadsStrictlyByNumber(FollowsAllGroups):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        own = self._progress
-        self._progress = _StrictProgress(
-            own.store, own.key, own.clock, own.count, own.follows_above
+        own = self._memory
+        self._memory = _StrictMemory(
+            own.store, own.key, own.clock, own.count, own.large_above, own.stale_shards
         )

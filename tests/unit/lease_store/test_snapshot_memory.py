@@ -9,7 +9,7 @@ import pytest
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rebalancing import REREAD_S, SnapshotMemory
+from dagster_leasehold.lease_store.rebalancing import REREAD_S, GroupMemory
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.scene import KEY, Scene
@@ -34,8 +34,8 @@ class Reading:
 
         self.store.snapshot = counted  # pyright: ignore[reportAttributeAccessIssue]
         above = 3 if rereads else None
-        self.memory = SnapshotMemory(
-            self.store, KEY, lambda: self.scene.now, lambda _: None, rereads_above=above
+        self.memory = GroupMemory(
+            self.store, KEY, lambda: self.scene.now, lambda _: None, large_above=above
         )
         self.memory.at(None)
         self.sent.clear()
