@@ -101,7 +101,7 @@ What is in the package
     *_rows, outcomes  the frozen values that operations take and return
     rules             pure decisions: a snapshot in, actions out
     stored_rows       the kinds of rows, and the conditions that select them
-    sql_store         the rows in SQL, on `transactions`, `engine`, `tables` and `migrations`
+    sql_store         the rows in SQL, on `transactions`, `tables` and `migrations`
     memory_store      the rows in memory, for tests and simulations
     rebalancing       planning rounds; `member`: staying in a group
     client            consuming without Dagster
