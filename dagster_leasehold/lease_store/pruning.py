@@ -17,7 +17,6 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.lease_store.shard_summary import Portion
 from dagster_leasehold.lease_store.store import GroupsAndRetention
 
@@ -107,7 +106,7 @@ class PruneRound:
         self._failed = 0
         self._key = key
         self._tasks: deque[_Task] = deque()
-        newest = reference_time(store.newest_times(key, REFERENCE_ENTRIES))
+        newest = store.reference_time(key)
         if newest is None:
             return
         shards = sorted((lease.shard for lease in store.snapshot(key).shards), key=rank_key)

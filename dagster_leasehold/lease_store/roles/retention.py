@@ -52,6 +52,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 )
 from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given
 
+REFERENCE_ENTRIES = 64
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds; they can have many files."""
 
@@ -63,13 +64,16 @@ class Retention(Operations):
     transaction reads the remaining rows.
     """
 
-    def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
-        """Return the dates of a group's newest journal entries, newest entry first."""
+    def reference_time(self, key: GroupKey) -> datetime | None:
+        """Return the reference time for ages: the earliest date of a group's newest entries.
+
+        A single host with a fast clock does not change it.
+        """
 
         def work(rows: Rows) -> list[datetime]:
-            return rows.values(JournalEntry, "at", newest_first=True, limit=number)
+            return rows.values(JournalEntry, "at", newest_first=True, limit=REFERENCE_ENTRIES)
 
-        return self._listing("newest_times", key, work)
+        return min(self._listing("reference_time", key, work), default=None)
 
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT

@@ -44,8 +44,6 @@ PORTION_ROWS = 200
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
-REFERENCE_ENTRIES = 64
-"""The number of newest entries whose earliest date is the reference for ages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +159,6 @@ def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
     lasts = [file.last_event_time or batch.committed_at for file in files]
     first = None if None in firsts else min(time for time in firsts if time is not None)
     return first, min(max(lasts), batch.committed_at)
-
-
-def reference_time(newest: Collection[datetime]) -> datetime | None:
-    """Return the reference time for ages: the earliest date of a group's newest entries.
-
-    A single host with a fast clock does not change it.
-    """
-    return min(newest, default=None)
 
 
 def kept_for_good(entry: JournalEntry) -> bool:

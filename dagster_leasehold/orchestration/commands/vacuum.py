@@ -12,7 +12,6 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, counted, shown
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, expire, output_age
-from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import say, show_json
 from dagster_leasehold.orchestration.progress_display import progress
@@ -133,7 +132,7 @@ def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bo
         output = OutputExpiry(age, partial(touch_replaced, target.own_output(key)))
         with progress("dropping expired output", "rows") as advance:
             return expire(target.store, key, output, advance)
-    newest = reference_time(target.store.newest_times(key, REFERENCE_ENTRIES))
+    newest = target.store.reference_time(key)
     if newest is None:
         return PruneReport()
     oldest = newest - age

@@ -6,10 +6,9 @@ import json
 import os
 import time
 from collections.abc import Generator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,10 +17,10 @@ from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
-from dagster_leasehold.lease_store.rules import deletable_history
+from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.orchestration.command_line import main
 from tests.declared import declare, stream_text
 from tests.environment import forget_settings
@@ -55,15 +54,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
 @pytest.fixture
 def years_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ages count from two years after the newest entries."""
-    from dagster_leasehold.lease_store import pruning
-    from dagster_leasehold.orchestration.commands import vacuum as command
+    original = Retention.reference_time
 
-    def later(newest: Any) -> Any:
-        reference = deletable_history.reference_time(newest)
+    def later(store: Retention, key: GroupKey) -> datetime | None:
+        reference = original(store, key)
         return None if reference is None else reference + timedelta(days=730)
 
-    for module in (pruning, command):
-        monkeypatch.setattr(module, "reference_time", later)
+    monkeypatch.setattr(Retention, "reference_time", later)
 
 
 def forget(home: ConsumedHome) -> None:

@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES
+from dagster_leasehold.lease_store.roles.retention import REFERENCE_ENTRIES
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.shard_summary import ENTRIES_KEPT
 from dagster_leasehold.sensors.janitor import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
@@ -145,6 +145,6 @@ def test_a_refusal_of_the_store_is_reported_and_retried_after_an_hour(
     asked = len(calls)
     assert scene.rounds.tick() == []
     assert len(calls) == asked
-    monkeypatch.setattr(scene.world.store, "newest_times", refuse)
+    monkeypatch.setattr(scene.world.store, "reference_time", refuse)
     scene.now_s += ROUND_EVERY_S
     assert scene.rounds.tick() == ["The lease store refused (error 1142)."]
