@@ -18,7 +18,7 @@ from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvid
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, PlacedGroup, add_logs
+from dagster_leasehold.shard_sources.loghub.record_columns import PlacedGroup, add_logs
 from dagster_leasehold.shard_sources.positions import (
     GONE,
     check_within,
@@ -44,7 +44,6 @@ class LogHubReader:
 
     def __init__(self, options: LogHubOptions) -> None:
         self.options = options
-        self._fields = Fields(options.value_field, options.key_field)
         self._credentials = CredentialsProvider(options.credentials_uri)
         self._of_thread = threading.local()
 
@@ -81,7 +80,7 @@ class LogHubReader:
             first = start.index if placed.number == start.group else 0
             stop = end.index if placed.number == end.group else None
             self._check_index(range_.shard, placed, max(first, stop or 0))
-            add_logs(columns, self._fields, placed, first, stop)
+            add_logs(columns, self.options, placed, first, stop)
 
         yield from batches_of(range_.shard, self._range(range_.shard, start, end), add)
 

@@ -7,23 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.record_columns import RecordColumns, by_name, named_text
 
 TOPIC, SOURCE, TAG, NANOSECONDS = "__topic__", "__source__", "__tag__:", "__time_ns_part__"
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields of a log that become a record's value and key; empty names mean no field.
-
-    Attributes:
-        value: the field whose bytes are the value; the other fields become attributes. Without
-            it, the value is JSON of all fields.
-        key: the field whose bytes are the key.
-    """
-
-    value: str = ""
-    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +23,11 @@ class PlacedGroup:
 
 
 def add_logs(
-    columns: RecordColumns, fields: Fields, placed: PlacedGroup, first: int, stop: int | None
+    columns: RecordColumns,
+    options: LogHubOptions,
+    placed: PlacedGroup,
+    first: int,
+    stop: int | None,
 ) -> None:
     """Append records `[first, stop)` of a LogGroup.
 
@@ -50,7 +41,7 @@ def add_logs(
     columns.cursors += [f"{text}.{index}" if index else text for index in indices]
     times = [(log.Time, log.Time_ns) for log in logs]
     columns.times += [seconds * 1_000_000 + rest // 1000 for seconds, rest in times]
-    key, value = fields.key, fields.value
+    key, value = options.key_field, options.value_field
     contents = [_contents(log) for log in logs] if key or value else []
     columns.keys += [each.get(key) for each in contents] if key else [None] * len(logs)
     columns.add_values(

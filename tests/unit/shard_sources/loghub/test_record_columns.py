@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, PlacedGroup, add_logs
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.record_columns import PlacedGroup, add_logs
 from dagster_leasehold.shard_sources.record_columns import RecordColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
@@ -29,9 +30,17 @@ def group(*logs: dict[str, bytes], nanoseconds: int = 0, tags: dict[str, str] | 
     return made
 
 
-def rows(made: Any, fields: Fields | None = None, first: int = 0, stop: int | None = None) -> Any:
+def options(value: str = "", key: str = "") -> LogHubOptions:
+    return LogHubOptions(
+        endpoint="http://127.0.0.1", project="project", value_field=value, key_field=key
+    )
+
+
+def rows(
+    made: Any, fields: LogHubOptions | None = None, first: int = 0, stop: int | None = None
+) -> Any:
     columns = RecordColumns(ShardId("3"))
-    add_logs(columns, fields or Fields(), PlacedGroup(NUMBER, made, NUMBER + 1), first, stop)
+    add_logs(columns, fields or options(), PlacedGroup(NUMBER, made, NUMBER + 1), first, stop)
     batch = columns.batch()
     assert batch.schema.equals(record_schema())
     return batch.to_pylist()
@@ -50,7 +59,7 @@ def test_bytes_that_are_not_utf8_are_base64() -> None:
 
 
 def test_a_named_field_is_the_value_as_bytes_and_the_others_are_attributes() -> None:
-    fields = Fields(value="content", key="user")
+    fields = options(value="content", key="user")
     one, two = rows(
         group({"content": b"\xff\r\n", "user": b"\x00", "level": b"info"}, {"level": b"warn"}),
         fields,
@@ -63,7 +72,7 @@ def test_a_named_field_is_the_value_as_bytes_and_the_others_are_attributes() -> 
 
 def test_a_group_s_topic_source_and_tags_are_attributes_and_no_field_hides_them() -> None:
     made = group({"__topic__": b"forged", "v": b"1"}, tags={"__hostname__": "web-1"})
-    attributes = dict(rows(made, Fields(value="v"))[0]["attributes"])
+    attributes = dict(rows(made, options(value="v"))[0]["attributes"])
     assert attributes == {
         "__tag__:__hostname__": "web-1",
         "__topic__": "nginx",
@@ -95,7 +104,7 @@ def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
 
 
 def test_the_same_logs_give_the_same_columns() -> None:
-    columns, fields = RecordColumns(ShardId("3")), Fields(key="user")
+    columns, fields = RecordColumns(ShardId("3")), options(key="user")
     made = group(
         {"user": b"u", "text": 'ä "\\/\x00\x1f\x7f\u2028\r\n\t😀'.encode()}, {"z": b"", "A": b"1"}
     )
@@ -123,8 +132,8 @@ def test_the_same_logs_give_the_same_columns() -> None:
     }
 
 
-@pytest.mark.parametrize("fields", [Fields(), Fields(value="a", key="b")])
-def test_a_group_without_logs_has_no_rows(fields: Fields) -> None:
+@pytest.mark.parametrize("fields", [options(), options(value="a", key="b")])
+def test_a_group_without_logs_has_no_rows(fields: LogHubOptions) -> None:
     assert rows(group({"a": b"1"}), fields, first=1) == []
 
 
@@ -146,7 +155,7 @@ def test_all_fields_and_tags_with_one_name_are_kept_as_attributes() -> None:
     made = repeated(("v", b"1"), ("a", b"2"), ("v", b"3"), ("a", b"4"))
     for value in ("web-1", "web-2"):
         made.LogTags.add(Key="host", Value=value)
-    (row,) = rows(made, Fields(value="v"))
+    (row,) = rows(made, options(value="v"))
     assert row["value"] == b"3"
     attributes = dict(row["attributes"])
     assert (attributes["v#1"], attributes["a#1"], attributes["a"]) == ("1", "2", "4")
