@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -33,24 +32,15 @@ SOURCE_OF = {
 }
 
 
-@dataclass(frozen=True)
-class ConsumersName:
-    """The arguments of a command that identify other consumers.
+def other_consumers(
+    stream: ShardStream, kind: Kind | None, name: str, *, stopped: bool, failover_s: float = 10.0
+) -> OtherConsumers:
+    """Open the other consumers of a stream.
 
-    Attributes:
+    Args:
         kind: the kind; None means the first kind for the stream's source.
         name: the name of the consumer group or KCL application, or the checkpoint location of a
             Spark query.
-    """
-
-    kind: Kind | None
-    name: str
-    stopped: bool = False
-    failover_s: float = 10.0
-
-
-def other_consumers(arguments: ConsumersName, stream: ShardStream) -> OtherConsumers:
-    """Open the other consumers of a stream.
 
     Raises:
         InvalidSetting: the kind reads another source than the stream, or the checkpoint location of
@@ -58,9 +48,7 @@ def other_consumers(arguments: ConsumersName, stream: ShardStream) -> OtherConsu
     """
     source: Any = stream.source
     stream_source = source_name(source)
-    kind = arguments.kind or next(
-        (kind for kind, name in SOURCE_OF.items() if name == stream_source), None
-    )
+    kind = kind or next((kind for kind, of in SOURCE_OF.items() if of == stream_source), None)
     if kind is None or SOURCE_OF[kind] != stream_source:
         sources = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
         raise errors.InvalidSetting(
@@ -69,17 +57,17 @@ def other_consumers(arguments: ConsumersName, stream: ShardStream) -> OtherConsu
         )
     match kind:
         case Kind.KAFKA_GROUP:
-            return source.consumer_group(arguments.name)
+            return source.consumer_group(name)
         case Kind.SPARK_OFFSETS:
-            return SparkQuery(source, arguments.name, stopped=arguments.stopped)
+            return SparkQuery(source, name, stopped=stopped)
         case Kind.KCL:
             from dagster_leasehold.shard_sources.kinesis.kcl import KclApplication
 
-            return KclApplication(source, arguments.name, arguments.failover_s)
+            return KclApplication(source, name, failover_s)
         case Kind.LOGHUB_GROUP:
             from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
 
-            return ServiceConsumerGroup(source, arguments.name, stopped=arguments.stopped)
+            return ServiceConsumerGroup(source, name, stopped=stopped)
 
 
 class SparkQuery:

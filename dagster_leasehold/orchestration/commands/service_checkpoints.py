@@ -13,11 +13,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, force_checkpoint
 from dagster_leasehold.orchestration.commands.options import OBSERVER
-from dagster_leasehold.orchestration.commands.other_consumers import (
-    ConsumersName,
-    Kind,
-    other_consumers,
-)
+from dagster_leasehold.orchestration.commands.other_consumers import Kind, other_consumers
 from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.presentation import show_result
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
@@ -136,10 +132,11 @@ def import_(
         )
     target, key = choice.opened()
     name = location or consumer_group or key.group
-    arguments = ConsumersName(kind, name, stopped, failover_s)
     declared = target.declared(key.stream)
     source = declared.source
-    progress = other_consumers(arguments, declared).progress()
+    progress = other_consumers(
+        declared, kind, name, stopped=stopped, failover_s=failover_s
+    ).progress()
     if not live:
         _check_no_consumers(key, progress, target)
     target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
@@ -191,8 +188,7 @@ def export(
     """
     target, key = choice.opened()
     name = consumer_group or key.group
-    arguments = ConsumersName(None, name, stopped)
-    consumers = other_consumers(arguments, target.declared(key.stream))
+    consumers = other_consumers(target.declared(key.stream), None, name, stopped=stopped)
     if not isinstance(consumers, TakesCheckpoints):
         raise errors.InvalidSetting(
             "Leasehold does not write the lease table of a KCL application: only checkpoints of "
