@@ -4,7 +4,7 @@ Everything that a project writes to consume a log is imported from here:
 
 * a stream and how it is consumed: `ShardStream`, `Pace`, `Limits`, `Checks`, `Retention`,
   `WatermarkOf`, `GapPolicy`, `AssignmentMode`, `Modulo`, `Pinned`, and its published table:
-  `TableSettings`;
+  `TableSettings`, `publication_check`;
 * where its records come from: `named_source`, or a `LocalLog`;
 * what becomes of its records: `Decode`, `arrow_transform`, `parse_json`, `parse_csv`, and its
   hook's `CommittedBatch`;
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.node_settings import Modulo, Pinned
     from dagster_leasehold.assets.pace import Pace
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
+    from dagster_leasehold.assets.publication_check import publication_check
     from dagster_leasehold.assets.shard_stream import Checks, Retention, ShardStream, WatermarkOf
     from dagster_leasehold.assets.table_settings import TableSettings
     from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
@@ -80,6 +81,7 @@ __all__ = [
     "parse_csv",
     "parse_json",
     "production_text",
+    "publication_check",
 ]
 
 # The module that each name comes from: the same as the imports above, which no program runs.
@@ -113,6 +115,7 @@ _HOMES = {
     "parse_csv": "dagster_leasehold.assets.parsing",
     "parse_json": "dagster_leasehold.assets.parsing",
     "production_text": "dagster_leasehold.orchestration.instance",
+    "publication_check": "dagster_leasehold.assets.publication_check",
 }
 
 

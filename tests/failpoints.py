@@ -59,6 +59,8 @@ class Failpoint(Enum):
     IN_COMMIT_PUBLICATION = 45, "pointer, cursors and changes are sent, not committed"
     AFTER_PUBLISH = 46, "a publication is in the table, nothing is reported"
     AFTER_TABLE = 47, "the catalog has assigned a location, nothing is written there"
+    AFTER_HOLD = 48, "a failed batch holds its shard, batches before it are not published"
+    BEFORE_QUARANTINE = 49, "a batch is written without failed records, the ledger names the old"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

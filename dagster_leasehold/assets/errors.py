@@ -80,6 +80,10 @@ class TableUnavailable(LeaseholdError):
     """A published table or its catalog cannot be reached, or the table is not the stream's."""
 
 
+class PublicationHeld(TableUnavailable):
+    """A publication check holds output that a reader waits for."""
+
+
 class PublicationRefused(TableUnavailable):
     """A catalog refused a publication, which is retried or replaced after a back-off."""
 

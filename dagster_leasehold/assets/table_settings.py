@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, declared
 from dagster_leasehold.assets.partition_fields import (
@@ -16,10 +16,13 @@ from dagster_leasehold.assets.partition_fields import (
     PartitionField,
     Partitioning,
 )
+from dagster_leasehold.assets.publication_check import PublicationCheck, declared_check
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
 
+OTHER_CHECKS = ("lag", "no_gap", "progress", "quarantine_rate", "table")
+"""The names of the other asset checks of a stream."""
 CATALOG_DEFAULT = "leasehold"
 NAMESPACE_DEFAULT = "leasehold"
 PARTITION_FIELD = Field(json_schema_extra={"pattern": f"^{PARTITION}$"})
@@ -68,7 +71,17 @@ class TableSettings(Declared):
     """The time after which a shard without new records no longer holds back that event time, in
     seconds; without it, every shard does."""
 
+    publication_checks: tuple[
+        Annotated[
+            PublicationCheck,
+            BeforeValidator(declared_check, json_schema_input_type=str | PublicationCheck),
+        ],
+        ...,
+    ] = ()
+    """Checks of committed records before they are published, made by `publication_check`."""
+
     def __post_init__(self) -> None:
+        _check_names(self.publication_checks)
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise InvalidSetting(
                 f"The table name {shown(self.name)} is not valid: use letters, digits, _ and -, "
@@ -110,6 +123,21 @@ class CatalogSettings:
 
 
 THE_LEASE_DATABASE = CatalogSettings()
+
+
+def _check_names(checks: Sequence[PublicationCheck]) -> None:
+    """Check that publication checks have different names, which no other asset check has.
+
+    Raises:
+        InvalidSetting: a name is taken.
+    """
+    names = [*OTHER_CHECKS]
+    for check in checks:
+        if check.name in names:
+            raise InvalidSetting(
+                f"The name {shown(check.name)} of a publication check is taken: choose another."
+            )
+        names.append(check.name)
 
 
 def _check_partitioning(partitioning: Sequence[str]) -> None:

@@ -23,8 +23,9 @@ class Note:
         kind: `edge` (see `rules.states`), `open`, `close`, `force`, `join`, `leave`, `evict`,
             `resume` (a member registered with other settings), `group` (its settings changed),
             `gap` (held or skipped), `ack` (an operator accepted a gap), `rewrite` (committed output
-            was replaced), `columns` (an operator changed the table's columns) or `accept` (a shard
-            continues although its parent was reopened).
+            was replaced), `columns` (an operator changed the table's columns), `accept` (a shard
+            continues although its parent was reopened), `hold` (a check holds a publication) or
+            `override` (an operator published held batches).
         reason: for people only.
         edge: the number of an `edge`.
         facts: JSON values that code reads. A `group` has each changed setting with its values

@@ -250,6 +250,27 @@ class ShardTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicationHold:
+    """The reason why a shard's batches from a number on are not published.
+
+    Attributes:
+        start: batches before this number can be published.
+        batch: the number of the batch that failed a check.
+        check: the name of the check.
+        at: when it failed; for people only.
+    """
+
+    start: int
+    batch: int
+    check: str
+    reason: str
+    at: datetime = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"Check {self.check} holds its publication from batch {self.batch} on: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerCounters:
     """The counters of a shard's ledger.
 
@@ -257,6 +278,8 @@ class LedgerCounters:
         committed_until: the number after the last committed batch.
         published_until: the shard's cursor: earlier batches are in the group's table.
         rows: the number of ledger rows of committed batches.
+        unchecked_until: an operator publishes the batches before this number without checks.
+        hold: the hold on the shard's publication, or None.
     """
 
     shard: ShardId
@@ -265,11 +288,18 @@ class LedgerCounters:
     published_until: int
     rows: int
     totals: ShardTotals
+    unchecked_until: int = 0
+    hold: PublicationHold | None = None
+
+    @property
+    def publishable_until(self) -> int:
+        """The number before which batches can be published."""
+        return self.committed_until if self.hold is None else self.hold.start
 
     @property
     def numbers_left(self) -> int:
-        """An upper bound of the unpublished batches; abandoned intents count too."""
-        return max(self.committed_until - self.published_until, 0)
+        """An upper bound of the batches to publish; abandoned intents count too."""
+        return max(self.publishable_until - self.published_until, 0)
 
     def after(self, sequence: int, statistics: BatchStatistics) -> LedgerCounters:
         """Return the counters after the commit of one more batch."""

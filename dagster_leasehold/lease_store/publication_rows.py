@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile, PublicationHold
 
 LATE_S = 300.0
 """A table is late if committed output has waited for publication longer than this, in seconds."""
@@ -125,6 +125,20 @@ class PublishLock:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckFailure:
+    """The last batch that failed a publication check without being held.
+
+    Attributes:
+        reason: for people only.
+    """
+
+    check: str
+    shard: ShardId
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """The state of a group's table: row of `publication`.
 
@@ -141,6 +155,7 @@ class Publication:
         at: when it was committed; for people only.
         pending: an unsettled publication that was sent to another catalog, and is possibly in the
             table.
+        failures: the publication checks that the batches checked last have failed, without holds.
         changes_pending: True if a change is not published.
     """
 
@@ -157,6 +172,7 @@ class Publication:
     records: int | None = None
     at: datetime | None = None
     pending: PlannedPublication | None = None
+    failures: tuple[CheckFailure, ...] = ()
     changes_pending: bool = False
 
 
@@ -209,6 +225,8 @@ class ShardBacklog:
         start: the number of the first unpublished batch.
         version: the version of the shard's ledger, read before its batches.
         more: True if a limit omitted further batches.
+        unchecked_until: batches before this number are published without checks.
+        hold: the hold on further batches, or None.
     """
 
     shard: ShardId
@@ -216,6 +234,8 @@ class ShardBacklog:
     version: int
     batches: tuple[Batch, ...]
     more: bool = False
+    unchecked_until: int = 0
+    hold: PublicationHold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +254,39 @@ class ShardLag:
     records: int
     oldest_at: datetime
     more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutput:
+    """The output of a shard whose publication is held; its text is a sentence."""
+
+    lag: ShardLag
+    hold: PublicationHold
+
+    @property
+    def shard(self) -> ShardId:
+        """The shard."""
+        return self.lag.shard
+
+    def __str__(self) -> str:
+        least = "at least " if self.lag.more else ""
+        return (
+            f"Shard {self.shard}: {least}{self.lag.batches:,} committed batches with "
+            f"{self.lag.records:,} records are not published. {self.hold}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HoldChange:
+    """The hold that a publisher sets on a shard; None ends it.
+
+    Attributes:
+        version: the version of the shard's ledger, read before the checked batches.
+    """
+
+    shard: ShardId
+    version: int
+    hold: PublicationHold | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.outbox import Outbox
+from dagster_leasehold.lease_store.roles.publication_holds import PublicationHolds
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
@@ -37,7 +38,7 @@ class GroupsAndRetention(Groups, Retention):
     """Groups and the deletion of their history."""
 
 
-class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications):
+class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications, PublicationHolds):
     """Committed output and its replacement."""
 
 

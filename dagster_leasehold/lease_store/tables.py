@@ -105,6 +105,14 @@ shard_lease = sa.Table(
     # Numbers of batches: before the first, all are committed; before the second, published.
     count_column("committed_until"),
     count_column("published_until"),
+    # Batches before this number are published without checks, as an operator chose.
+    count_column("unchecked_until"),
+    # A hold on the publication: of the batches from a number on, by a check that a batch failed.
+    sa.Column("held_from", sa.BigInteger),
+    sa.Column("held_batch", sa.BigInteger),
+    name_column("held_by", nullable=True),
+    sa.Column("hold_reason", sa.Text),
+    sa.Column("held_at", EventTime),
     # Totals of all commits; they never decrease.
     count_column("committed_batches"),
     count_column("committed_records"),
@@ -323,6 +331,7 @@ publication = sa.Table(
     name_column("last_publication", nullable=True),
     sa.Column("records", sa.BigInteger),
     sa.Column("pending", JsonText),
+    sa.Column("failures", JsonText),
     sa.Index("publication_by_table", "catalog_name", "table_namespace", "table_name", unique=True),
     **TABLE_OPTIONS,
 )

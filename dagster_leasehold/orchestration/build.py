@@ -10,6 +10,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.content_checks import build_table_checks
 from dagster_leasehold.assets.dagster_internals import ObjectMetadataValue
 from dagster_leasehold.assets.deployment import LEASEHOLD
 from dagster_leasehold.assets.lease_asset import build_lease_asset
@@ -24,7 +25,6 @@ from dagster_leasehold.assets.partitions import (
 from dagster_leasehold.assets.progress_check import build_progress_check
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream, SpecChange
-from dagster_leasehold.assets.table_check import build_table_check
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, build_hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.resources import DEFAULT, LeaseholdResource, deployment_of
@@ -101,7 +101,7 @@ def build_definitions(
         jobs += [job, build_compact_job(stream)]
         schedules.append(build_schedule(stream, job))
         resources[output_key(stream)] = committed_input(stream)
-        checks += [build_progress_check(stream), build_table_check(stream)]
+        checks += [build_progress_check(stream), *build_table_checks(stream)]
     if streams:
         sensors.append(build_launching_sensor(streams, deployment, jobs))
         sensors.append(build_housekeeping_sensor(streams))

@@ -67,6 +67,7 @@ GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "unpublished_batches": ("Committed batches not in the table yet", OF_GROUP),
     "unpublished_records": ("Records of these batches", OF_GROUP),
     "publication_lag_seconds": ("Age of the oldest of these batches", OF_GROUP),
+    "held_batches": ("Committed batches that a publication check holds", OF_GROUP),
     "upkeep_statements": (
         "Statements for membership in the group in the last lease term",
         (*OF_GROUP, "kind"),
@@ -152,6 +153,7 @@ class StoreCollector(Collector):
         scrape.add("unpublished_batches", of, waiting.batches)
         scrape.add("unpublished_records", of, waiting.records)
         scrape.add("publication_lag_seconds", of, waiting.seconds(self.now()))
+        scrape.add("held_batches", of, sum(each.lag.batches for each in store.held_output(key)))
         for acknowledged, count in store.gap_counts(key).items():
             scrape.add("gaps", [*of, "yes" if acknowledged else "no"], count)
         scrape.add("group_paused", of, int(snapshot.group.paused))

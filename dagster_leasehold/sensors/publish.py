@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
 
 import dagster as dg
 
-from dagster_leasehold.assets.checks import should_store
+from dagster_leasehold.assets.checks import ShardCheck, should_store
+from dagster_leasehold.assets.content_checks import check_contents
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.output.table.publish_rounds import PublishRounds
 from dagster_leasehold.assets.run_process import run_ended
@@ -45,6 +46,7 @@ class TableWatch:
     _observed: int | None = None
     _observation_due_s: float = float("-inf")
     _check_due_s: float = float("-inf")
+    _contents: dict[str, ShardCheck] = field(default_factory=dict[str, ShardCheck])
 
     def observed(self, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
         """Return an observation if the table has changed, at most one in `OBSERVE_EVERY_S`."""
@@ -89,6 +91,19 @@ class TableWatch:
         evaluation = check.evaluation(self.rounds.stream, None)
         return [evaluation] if should_store(instance, evaluation, self.now()) else []
 
+    def checked_contents(self, instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
+        """Return the outcomes of the publication checks that are new."""
+        rounds = self.rounds
+        new: list[dg.AssetCheckEvaluation] = []
+        for check in check_contents(rounds.stream, rounds.deployment):
+            if check.repeats(self._contents.get(check.name)):
+                continue
+            self._contents[check.name] = check
+            evaluation = check.evaluation(rounds.stream, None)
+            if should_store(instance, evaluation, self.now()):
+                new.append(evaluation)
+        return new
+
 
 def publish_step(stream: ShardStream, deployment: Deployment) -> Step:
     """Return the step `publish`."""
@@ -110,7 +125,7 @@ def publish_step(stream: ShardStream, deployment: Deployment) -> Step:
     def work(tick: Tick) -> Outcome:
         watch = watch_of(tick.instance)
         line, trouble = watch.rounds.tick()
-        events = watch.observed(tick.instance)
+        events = [*watch.observed(tick.instance), *watch.checked_contents(tick.instance)]
         # After a failed publication, the check would fail for the same reason.
         for event in [*events, *([] if trouble else watch.checked(tick.instance))]:
             tick.instance.report_runless_asset_event(event)

@@ -36,6 +36,7 @@ DECLARATION = {
     "run_process",
     "shard_stream",
     "partition_fields",
+    "publication_check",
     "table_settings",
 }
 # The imports that parts of a package can have of its other parts. A part is a folder or a module at

@@ -42,7 +42,8 @@ class ReadOptions(TypedDict, total=False):
         shards: read only these shards.
         snapshot_id: read this snapshot instead of the newest.
         wait: True to read everything that was committed before the call. The call waits until the
-            table shows it, and raises `TableUnavailable` if nothing is published for a minute.
+            table shows it, and raises `TableUnavailable` if nothing is published for a minute, or
+            at once if a publication check holds output of these shards.
     """
 
     shards: Collection[ShardId] | None
@@ -74,7 +75,14 @@ class CommittedOutput:
         """Return the files that can contain the selected records and overlap `span`."""
         place = output_place(self.output_root)
         if options.get("wait"):
-            catch_up(self.store, self.key, place, table=self.table, catalog=self.catalog)
+            catch_up(
+                self.store,
+                self.key,
+                place,
+                table=self.table,
+                catalog=self.catalog,
+                shards=options.get("shards"),
+            )
         return plan_table(
             self.store,
             self.key,

@@ -537,6 +537,9 @@ class RowsInMemory:
         waiting = [each for each in self.select(LedgerCounters) if each.numbers_left]
         return islice(sorted(waiting, key=lambda each: -each.numbers_left), limit)
 
+    def held(self) -> Iterator[LedgerCounters]:
+        return iter([each for each in self.select(LedgerCounters) if each.hold is not None])
+
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
         for shard, (since, limit) in places.items():
             own = given(shard=shard, sequence=range(since, NUMBERS_END), state=BatchState.COMMITTED)

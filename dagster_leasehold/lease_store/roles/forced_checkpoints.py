@@ -16,6 +16,7 @@ from dagster_leasehold.lease_store.roles.operations import (
     page_sizes,
     record_removal,
 )
+from dagster_leasehold.lease_store.roles.publication_holds import end_hold
 from dagster_leasehold.lease_store.rules.refusals import unknown_shard
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
 from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
@@ -160,6 +161,7 @@ def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
         rows.change(Batch, changes, shard=shard, sequence=part, state=BatchState.COMMITTED)
     end = {"committed_until": numbers.start}
     rows.change(LedgerCounters, end, shard=shard, committed_until=Above(numbers.start))
+    end_hold(rows, shard, numbers.start)
     reset_folding(rows, shard, numbers.start)
 
 

@@ -175,8 +175,11 @@ class Publications(Locks):
                 places[shard].version,
                 tuple(own[: share[shard]]),
                 more=len(own) > share[shard],
+                unchecked_until=places[shard].unchecked_until,
+                hold=places[shard].hold,
             )
-            for shard, own in sorted(batches.items())
+            for shard, rows in sorted(batches.items())
+            if (own := _publishable(rows, places[shard]))
         ]
 
     def pending_changes(
@@ -421,6 +424,11 @@ class Publications(Locks):
             return rows.carry_out([rolled.step], rolling_forward.HOLDER)
 
         return self._changing("roll_forward", lock.key, work)
+
+
+def _publishable(batches: list[Batch], place: LedgerCounters) -> list[Batch]:
+    hold = place.hold
+    return batches if hold is None else [each for each in batches if each.sequence < hold.start]
 
 
 def _put(rows: Rows, before: Publication | None, after: Publication) -> None:

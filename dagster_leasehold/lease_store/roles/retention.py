@@ -293,6 +293,9 @@ def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = No
     if newest is None:
         return []
     below = newest if through is None else min(newest, through + 1)
+    for counters in rows.select(LedgerCounters, shard=shard):
+        if counters.hold is not None:
+            below = min(below, counters.hold.start)
     return rules.expirable(_each_rewritable(rows, shard, below), before=before)
 
 

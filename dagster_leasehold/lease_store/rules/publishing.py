@@ -57,7 +57,7 @@ def may_follow(publication: PlannedPublication, places: Mapping[ShardId, LedgerC
     return all(
         place is not None
         and place.version == each.version
-        and place.published_until == each.start < each.end <= place.committed_until
+        and place.published_until == each.start < each.end <= place.publishable_until
         for each in publication.ranges
         for place in [places.get(each.shard)]
     )

@@ -47,7 +47,9 @@ class RolledForward:
 
     def counters(self, before: LedgerCounters) -> LedgerCounters:
         """Return the counters of the shard's ledger with the new batches."""
-        after = replace(before, version=before.version + 1, published_until=self.next_number)
+        after = replace(
+            before, version=before.version + 1, published_until=self.next_number, hold=None
+        )
         for batch in self.batches:
             after = after.after(batch.sequence, batch.statistics)
         return after

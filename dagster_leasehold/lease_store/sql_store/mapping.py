@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, 
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
+    CheckFailure,
     PlannedPublication,
     Publication,
     TableChange,
@@ -265,6 +266,7 @@ _JSON: Mapping[str, Any] = {
     "entries": dict[str, int],
     "expired": Expired,
     "facts": dict[str, Any],
+    "failures": tuple[CheckFailure, ...],
     "files": tuple[DataFile, ...],
     "gone_parents": tuple[ShardId, ...],
     "parents": tuple[ShardId, ...],
@@ -277,7 +279,7 @@ _JSON: Mapping[str, Any] = {
     "violations": tuple[tuple[str, str], ...],
 }
 """The types of the fields whose columns are JSON."""
-_EMPTY_IS_NULL = ("columns", "facts", "gone_parents")
+_EMPTY_IS_NULL = ("columns", "facts", "failures", "gone_parents")
 _READS: Conversions = {
     "shard": _SHARD,
     "holder": _NODE,
@@ -306,11 +308,22 @@ _TOTALS = Columns(
         "quarantined": "quarantined_records",
     },
 )
+_HOLD = Columns(
+    ledger_rows.PublicationHold,
+    named={
+        "start": "held_from",
+        "batch": "held_batch",
+        "check": "held_by",
+        "reason": "hold_reason",
+        "at": "held_at",
+    },
+    absent=dict.fromkeys(("held_from", "held_batch", "held_by", "hold_reason", "held_at")),
+)
 COUNTERS = Columns(
     ledger_rows.LedgerCounters,
     tables.shard_lease,
     named={"version": "ledger_version", "rows": "ledger_rows"},
-    parts={"totals": _TOTALS},
+    parts={"totals": _TOTALS, "hold": _HOLD},
 )
 # The sum of integers is a decimal in MariaDB.
 THROUGHPUT = Columns(ledger_rows.Throughput, reads={"records": int})

@@ -650,10 +650,17 @@ class RowsInSql:
         return self._rows(sa.select(*PUBLICATION.selected).where(*own), PUBLICATION.read)
 
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:
-        """Read the counters of the shards with unpublished batches, the most first."""
-        backlog = shard_lease.c.committed_until - shard_lease.c.published_until
+        """Read the counters of the shards with batches to publish, the most first."""
+        until = sa.func.coalesce(shard_lease.c.held_from, shard_lease.c.committed_until)
+        backlog = until - shard_lease.c.published_until
         query = self._beside_group(backlog > 0, *COUNTERS.selected)
         ordered = query.order_by(backlog.desc(), shard_lease.c.shard_id).limit(limit)
+        return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
+
+    def held(self) -> Iterator[LedgerCounters]:
+        """Read the counters of the shards whose publication is held, by shard."""
+        query = self._beside_group(shard_lease.c.held_from.is_not(None), *COUNTERS.selected)
+        ordered = query.order_by(shard_lease.c.shard_id)
         return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
 
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:

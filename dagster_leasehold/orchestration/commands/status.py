@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.node_settings import node_row
@@ -9,7 +10,7 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict, counted, li
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
-from dagster_leasehold.lease_store.publication_rows import PublicationLag
+from dagster_leasehold.lease_store.publication_rows import HeldOutput, PublicationLag
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, check_member, rank_key
 from dagster_leasehold.lease_store.rules.planning import plan, stranded
 from dagster_leasehold.lease_store.rules.progress import duration
@@ -46,7 +47,8 @@ def status(choice: GroupChoice) -> None:
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
     lag = PublicationLag.of(target.store.publication_lag(key))
-    published = publication_state(target.store, key, lag)
+    held = target.store.held_output(key)
+    published = publication_state(target.store, key, lag, held)
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if choice.as_json:
         group_ = group_fields(snapshot.group)
@@ -84,7 +86,7 @@ def status(choice: GroupChoice) -> None:
     for line in view.obstacles():
         say(line)
     if published is not None:
-        say(publication_sentence(published, lag))
+        say(" ".join((publication_sentence(published, lag), *map(str, held))))
     if hooks:
         show_table(
             f"Batches of {key} that wait for on_commit",
@@ -151,32 +153,51 @@ def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
 
 
 def publication_state(
-    store: LeaseStore, key: GroupKey, lag: PublicationLag
+    store: LeaseStore, key: GroupKey, lag: PublicationLag, held: Sequence[HeldOutput] = ()
 ) -> dict[str, Any] | None:
     """Return the published and the unpublished output of a group; None without a table."""
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
     committed = sum(total.records for total in store.totals(key))
+    unknown = lag.more or any(each.lag.more for each in held)
+    held_records = sum(each.lag.records for each in held)
     return {
         "table": str(publication.table),
         "publisher": publication.node,
         "publications": publication.number,
         "snapshot": publication.snapshot,
         "committed_records": committed,
-        "published_records": None if lag.more else committed - lag.records,
+        "published_records": None if unknown else committed - lag.records - held_records,
         "waiting_batches": lag.batches,
         "waiting_records": lag.records,
         "waiting_since": lag.since,
         "waiting_seconds": round(lag.seconds(utc_now()), 3),
         "more_waiting": lag.more,
         "changes_waiting": publication.changes_pending,
+        "held": [held_fields(each) for each in held],
+    }
+
+
+def held_fields(held: HeldOutput) -> dict[str, Any]:
+    """Return the held output of a shard for JSON."""
+    hold = held.hold
+    return {
+        "shard": held.shard,
+        "batches": held.lag.batches,
+        "records": held.lag.records,
+        "failed_batch": hold.batch,
+        "check": hold.check,
+        "reason": hold.reason,
+        "since": hold.at,
     }
 
 
 def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
     """Return the sentence about a group's table."""
     waiting = "it has all committed output"
+    if state["held"]:
+        waiting += " that is not held"
     if state["waiting_batches"]:
         waiting = f"of {counted(state['committed_records'], 'record')}, {lag}"
     elif state["changes_waiting"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,15 +12,10 @@ from dagster_leasehold.assets.errors import TableElsewhere, TableUnavailable
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
+from dagster_leasehold.orchestration.commands.publish import open_publisher, wait_for_lock
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.progress_display import progress
 
-if TYPE_CHECKING:
-    from dagster_leasehold.assets.output.table.publisher import Publisher
-    from dagster_leasehold.assets.shard_stream import ShardStream
-    from dagster_leasehold.lease_store.publication_rows import PublishLock, TableName
-
-LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
 DIFFERENCES_SHOWN_MAX = 20
 
 app = typer.Typer(
@@ -135,9 +130,9 @@ def evolve(
     target = Target.at(home, module)
     declared = target.with_group(stream, group)
     evolution = Evolution(_names(rename or ()), remove or (), restore or ())
-    publisher = _publisher(target, declared)
+    publisher = open_publisher(target, declared, creates=False)
     if apply:
-        lock = _wait_for_lock(target, publisher.group.name, publisher)
+        lock = wait_for_lock(target, publisher.group.name, publisher)
         try:
             plan = apply_evolution(publisher, lock, evolution, options.OBSERVER)
         finally:
@@ -165,31 +160,14 @@ def _names(renames: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _publisher(target: Target, declared: ShardStream) -> Publisher:
-    from dagster_leasehold.assets.output.table.group_table import build_publisher
-
-    return build_publisher(
-        store=target.store,
-        key=declared.key,
-        settings=declared.iceberg,
-        catalog=target.settings.catalog_settings,
-        place=target.output(declared.key),
-        watermark=declared.watermark_of_batch,
-    )
-
-
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
-    from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
     from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
 
     declared = target.with_group(stream, group)
-    key, catalog = declared.key, target.settings.catalog_settings
-    name = declared.iceberg.table_name(catalog.name, key)
-    if catalog.assigns:
-        create_assigned_table(target.store, key, declared.iceberg, catalog)
-    publisher = _publisher(target, declared)
+    key, publisher = declared.key, open_publisher(target, declared)
+    name = publisher.group.name
     seen = ShardTimesReader(declared, target.store, time.monotonic).read()
-    lock = _wait_for_lock(target, name, publisher)
+    lock = wait_for_lock(target, name, publisher)
     try:
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
@@ -229,22 +207,3 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
 
 def _print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)
-
-
-def _wait_for_lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
-    from dagster_leasehold.assets.output.table.publish_locks import take_lock
-    from dagster_leasehold.lease_store.publication_rows import PublishLock
-
-    reason = ""
-    for attempt in range(LOCK_TRIES):
-        if attempt:
-            time.sleep(LOCK_WAIT_S)
-        nodes = target.store.pulse(publisher.key).nodes
-        alive = {node.name: node.incarnation for node in nodes if node.member}
-        lock = take_lock(target.store, publisher.key, name, alive or {None: ""})
-        if isinstance(lock, PublishLock):
-            return lock
-        reason = lock.explanation
-    raise TableUnavailable(
-        f"{reason} Start the deployment, which publishes by itself, or repeat this command."
-    )

@@ -16,6 +16,7 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.outbox import Outbox
+from dagster_leasehold.lease_store.roles.publication_holds import PublicationHolds
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
@@ -26,8 +27,8 @@ from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.store import LeaseStore
 
 ROLES = (
-    Identity, Groups, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox,
-    Retention, ForcedCheckpoints,
+    Identity, Groups, Shards, Tenures, Ledger, Rewrites, Publications, PublicationHolds, Windows,
+    Outbox, Retention, ForcedCheckpoints,
 )  # fmt: skip
 OF_THE_WHOLE_STORE = {"close"}
 

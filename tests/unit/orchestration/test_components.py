@@ -31,6 +31,16 @@ from tests.environment import forget_settings
 from tests.unit.docs.test_docs import DOCS, fences
 
 PAGE = DOCS / "how-to/dagster-project.md"
+CHECKS = """
+from dagster_leasehold import publication_check
+
+@publication_check(on_failure="quarantine")
+def paths(records):
+    return None
+
+def plain(records):
+    return None
+"""
 TRANSFORMS = fences(PAGE, "python")[0]
 STREAM, FROM_KAFKA, HOURLY = fences(PAGE, "yaml")
 DEFINITIONS = """
@@ -118,6 +128,24 @@ def test_a_format_is_a_word_or_has_settings(project: Project, declared: Any) -> 
     assert stream.decode is not None
     assert stream.decode.format == "avro"
     assert refusals(ShardStreamComponent, decode=declared) == []
+
+
+def test_publication_checks_are_functions_or_predicates(project: Project) -> None:
+    checks = [
+        "web_logs.checks.paths",
+        {"name": "statuses", "sql": "status is not null", "on_failure": "warn"},
+        {"function": "web_logs.checks.plain"},
+    ]
+    Path("web_logs/checks.py").write_text(CHECKS)
+    definitions = project(visits=stream_in_yaml(iceberg={"publication_checks": checks}))
+    stream = only_stream(definitions)
+    assert [(each.name, each.on_failure) for each in stream.iceberg.publication_checks] == [
+        ("paths", "quarantine"), ("statuses", "warn"), ("plain", "hold"),
+    ]  # fmt: skip
+    assert refusals(ShardStreamComponent, iceberg={"publication_checks": checks}) == []
+    graph = definitions.resolve_asset_graph()
+    blocking = {key.name for key in graph.asset_check_keys if graph.get(key).blocking}
+    assert blocking == {"paths", "plain"}
 
 
 def test_a_number_can_be_a_template(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

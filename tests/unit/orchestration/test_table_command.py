@@ -13,7 +13,7 @@ from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.publication_rows import PublishLock
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands import table
+from dagster_leasehold.orchestration.commands import publish
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -118,7 +118,7 @@ def test_table_create_needs_no_live_node(
 def test_table_create_waits_for_another_publisher_and_says_so(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(publish, "LOCK_WAIT_S", 0.0)
     assert isinstance(home.store.take_publish_lock(KEY, NODE, "a-1", NAME), PublishLock)
     home.store.register(KEY, other(), observer="test")
     snapshot = home.store.snapshot(KEY)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -19,6 +20,7 @@ from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
 from dagster_leasehold.assets.output.table.publish_rounds import (
+    CHECK_AGAIN_EVERY_S,
     HELD_MAX_S,
     PublishingRun,
     PublishRounds,
@@ -26,6 +28,7 @@ from dagster_leasehold.assets.output.table.publish_rounds import (
 )
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.publication_check import publication_check
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName
@@ -41,13 +44,15 @@ class Scene:
     """The sensors of two deployments on one store, with nodes a and b."""
 
     publishing: Publishing
+    checks: tuple[Any, ...] = ()
     now_s: float = 0.0
     rounds: dict[NodeName, PublishRounds] = field(default_factory=dict)
     watches: dict[NodeName, TableWatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         world = self.publishing.world
-        stream = replace(world.stream, iceberg=TableSettings(publish_interval_s=5.0))
+        settings = TableSettings(publish_interval_s=5.0, publication_checks=self.checks)
+        stream = replace(world.stream, iceberg=settings)
         for node in (NODE, OTHER):
             deployment = Deployment(
                 lambda: world.store, (node,), Timing(), lambda _: output_place(world.output)
@@ -426,3 +431,34 @@ def test_the_step_loads_pyiceberg_only_if_batches_wait() -> None:
         "sys.exit('pyiceberg' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_held_publication_is_red_and_green_again_without_help(tmp_path: Path) -> None:
+    """Goal: the check of Dagster follows the holds, and held batches are checked again."""
+    answers = ["the partner's list is empty"]
+    check = publication_check(lambda _: answers[0] if answers else None, name="partner")
+    scene = Scene(Publishing(tmp_path), (check,))
+    scene.consume()
+    watch = scene.watches[NODE]
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def outcomes() -> list[tuple[str, bool, str]]:
+            new = watch.checked_contents(instance)
+            for event in new:
+                instance.report_runless_asset_event(event)
+            return [(each.check_name, each.passed, each.severity.value) for each in new]
+
+        assert outcomes() == [("partner", True, "WARN")]
+        line, problem = scene.rounds[NODE].tick()
+        assert problem
+        assert "failed the publication check partner: 4 of 4 records fail" in line
+        assert outcomes() == [("partner", False, "ERROR")]
+        scene.now_s += 5.0
+        # Held output is no reason to publish, and no new outcome.
+        assert scene.tick().startswith("Everything that is committed is published.")
+        assert outcomes() == []
+        answers.clear()
+        scene.now_s += CHECK_AGAIN_EVERY_S
+        assert scene.tick().startswith("Published 6 batches of 21 records.")
+        assert outcomes() == [("partner", True, "WARN")]
+        assert scene.publishing.published() == scene.publishing.committed()

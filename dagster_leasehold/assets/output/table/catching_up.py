@@ -8,11 +8,11 @@ reader that dies or freezes while it publishes does not delay other processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import random
 
-from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
+from dagster_leasehold.assets.errors import PublicationHeld, PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.output.table.publication import each_change
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
@@ -45,7 +45,8 @@ class Committed:
     @classmethod
     def now(cls, store: LedgerAndRewrites, key: GroupKey) -> Committed:
         """Return the batches and changes that wait now."""
-        waiting = [lag.shard for lag in store.publication_lag(key)]
+        held = [output.shard for output in store.held_output(key)]
+        waiting = [*dict.fromkeys([*held, *(lag.shard for lag in store.publication_lag(key))])]
         heads = store.heads(key, waiting) if waiting else {}
         last = max((change.sequence for change in each_change(store, key)), default=0)
         return cls({shard: head.next_number for shard, head in heads.items()}, last)
@@ -58,6 +59,23 @@ class Committed:
         change = first[0].sequence if first and first[0].sequence <= self.last_change else 0
         return batches, change
 
+    def check_held(
+        self, store: LedgerAndRewrites, key: GroupKey, shards: Collection[ShardId] | None
+    ) -> None:
+        """Check that none of these batches is held, in some shards or in all.
+
+        Raises:
+            PublicationHeld: a batch is held.
+        """
+        for output in store.held_output(key) if self.ends else ():
+            chosen = shards is None or output.shard in shards
+            if chosen and output.hold.start < self.ends.get(output.shard, 0):
+                raise PublicationHeld(
+                    f"The table of {key} lacks committed output. {output}. Correct the data or the "
+                    f"check, or run `leasehold publish {key.stream} {output.shard} --override`. To "
+                    "read what is published, do not wait."
+                )
+
 
 def catch_up(
     store: LedgerAndRewrites,
@@ -66,6 +84,7 @@ def catch_up(
     *,
     table: TableSettings | None,
     catalog: CatalogSettings,
+    shards: Collection[ShardId] | None = None,
     patience_s: float = PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -75,8 +94,13 @@ def catch_up(
 
     Args:
         table: the settings of the table, to publish if no other process does; None to only wait.
+        shards: the shards that are read; None for all. Held output of other shards is ignored.
         patience_s: the longest time without a publication, in seconds.
         jitter: returns the fraction by which to shorten a wait after a refusal, in [0, 1).
+
+    Raises:
+        PublicationHeld: a check holds output; everything else is in the table.
+        TableUnavailable: nothing was published for `patience_s`.
     """
     committed = Committed.now(store, key)
     reason = "no process publishes"
@@ -104,6 +128,7 @@ def catch_up(
                 wait_s = retry_wait_s(refusals, first_s=wait_s, max_s=most_s, jitter=part)
             sleep(wait_s)
             remaining = committed.waiting(store, key)
+    committed.check_held(store, key, shards)
 
 
 def _publish(

@@ -21,6 +21,7 @@ class PublishReport:
         more: True if more batches or changes wait for publication.
         explanation: the reason why nothing was published, or empty.
         rejected: a sentence for each change that was rejected.
+        findings: a sentence for each publication check that a batch failed.
     """
 
     batches: int = 0
@@ -30,6 +31,7 @@ class PublishReport:
     explanation: str = ""
     snapshot: int | None = None
     rejected: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
 
     def plus(self, later: PublishReport) -> PublishReport:
         """Combine this report with a later one."""
@@ -41,16 +43,17 @@ class PublishReport:
             later.explanation if not (self.batches or self.changes) else "",
             later.snapshot or self.snapshot,
             (*self.rejected, *later.rejected),
+            (*self.findings, *later.findings),
         )
 
     def __str__(self) -> str:
         """Return the text for the tick of the sensor."""
         if self.explanation:
-            return self.explanation
+            return " ".join((self.explanation, *self.findings))
         changes = f", and {self.changes} changes to earlier ones" if self.changes else ""
         rest = " The next publication has the rest." if self.more else ""
         published = f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
-        return " ".join((published, *self.rejected))
+        return " ".join((published, *self.rejected, *self.findings))
 
 
 LOST = PublishReport(explanation="Another node has taken over the publish lock.")

@@ -43,6 +43,8 @@ LOCK_BUDGET_S = 20.0
 """The time after which a publisher releases the lock, even with a remaining backlog, in seconds."""
 CLEANING_EVERY_S = 3_600.0
 """The interval between two removals of orphaned metadata, in seconds."""
+CHECK_AGAIN_EVERY_S = 60.0
+"""The interval between two checks of held batches, in seconds."""
 HELD_MAX_S = 300.0
 """The time after which a lock of this process's node counts as abandoned, in seconds."""
 RETRY_EVERY_S = 1.0
@@ -88,6 +90,8 @@ class PublishRounds:
     _number: int = 0
     _due_s: float = -math.inf
     _cleaning_due_s: float = -math.inf
+    _checks_due_s: float = -math.inf
+    _checking: bool = False
     _observed_lock: tuple[int, float] = (0, 0.0)
 
     def __post_init__(self) -> None:
@@ -113,7 +117,8 @@ class PublishRounds:
                 return f"{line}{self._snapshot_text()}", False
         self.unpublished = waits_for_publication(store, key, publication)
         cleaning = not self.run and publication.number and self.clock() >= self._cleaning_due_s
-        if not self.unpublished and not cleaning:
+        checking = self._checks_again(store)
+        if not (self.unpublished or cleaning or checking):
             return f"Everything that is committed is published.{self._snapshot_text()}", False
         self.steps.begin()
         if self.steps.wait_s(PUBLISHING):
@@ -125,11 +130,21 @@ class PublishRounds:
             if report is not None and report.snapshot is not None:
                 self.snapshot = report.snapshot
                 self.unpublished = report.more
-                return f"{report}{self._snapshot_text()}", bool(report.rejected)
+                return f"{report}{self._snapshot_text()}", bool(report.rejected or report.findings)
             line = "; ".join(self.steps.notes) if report is None else str(report).rstrip(".")
-            if problem := report is None:
+            problem = report is None or bool(report.findings)
+            if report is None:
                 self._due_s = -math.inf  # `steps` delays the retry
         return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", problem
+
+    def _checks_again(self, store: LeaseStore) -> bool:
+        """Return True if held batches are due for another check, which only the sensor repeats."""
+        checks = self.stream.iceberg.publication_checks
+        if self.run or not checks or self.clock() < self._checks_due_s:
+            return False
+        self._checks_due_s = self.clock() + CHECK_AGAIN_EVERY_S
+        self._checking = bool(store.held_shards(self.stream.key))
+        return self._checking
 
     def _rest_of_interval_s(self, publication: Publication) -> float:
         """Return the rest of the interval since another process published, by the wall clock.
@@ -183,6 +198,9 @@ class PublishRounds:
         punctual = began_s - self._due_s < interval_s
         self._due_s = (self._due_s if punctual else began_s) + interval_s
         try:
+            if self._checking:
+                self._checking = False
+                self._publisher.check_held(lock)
             report = self._publisher.publish(lock, seen)
             while report.more and self.clock() - began_s < LOCK_BUDGET_S:
                 report = report.plus(self._publisher.publish(lock, seen))

@@ -12,7 +12,7 @@ Step 4 depends on the catalog: see `table.catalogs` and `table.other_catalog`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -42,6 +42,7 @@ from dagster_leasehold.assets.output.table.publication import (
     SnapshotPlan,
     plan_publication,
 )
+from dagster_leasehold.assets.output.table.publication_audit import CheckedBacklog, PublicationAudit
 from dagster_leasehold.assets.output.table.publish_locks import CREATED, LOST, STALE, PublishReport
 from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
 from dagster_leasehold.assets.output.table.schemas import columns_of_table
@@ -64,7 +65,7 @@ from dagster_leasehold.assets.output.table.staging import Staging, new_metadata
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LogCorrupt
-from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import LockOver, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
@@ -164,21 +165,48 @@ class Publisher:
         if conflict := table_conflict(self.group.name, now, metadata, self.group.io):
             raise TableUnavailable(conflict)
         changes = self.group.store.pending_changes(self.group.key)
+        held = [] if seen is None else self.group.store.held_shards(self.group.key)
         backlog = self.group.store.unpublished(self.group.key)
         if not changes and not backlog and not columns:
             return PublishReport(explanation="Everything that is committed is published.")
-        more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
+        if isinstance(checked := self._checked(lock, backlog), LockOver):
+            return LOST
+        behind = dict.fromkeys([*held, *(each.shard for each in backlog)], True)
+        behind |= {each.shard: each.more for each in checked.backlog}
+        complete = self._completeness(metadata, seen, behind)
+        backlog, findings = checked.backlog, tuple(checked.findings)
+        more = checked.more or len(changes) == CHANGES_PER_PUBLICATION
+        more = more or any(each.more for each in backlog)
+        if not (changes or backlog or columns):
+            explanation = "" if more else "No waiting batch passed its checks."
+            return PublishReport(more=more, explanation=explanation, findings=findings)
         missing = set[str]()
-        complete = self._completeness(metadata, seen, backlog)
         while True:
             plan = plan_publication(
                 backlog, changes, changes_max=CHANGES_PER_PUBLICATION, missing=missing
             )
             try:
-                return self._carry_out(lock, table, plan, replace(complete), more=more)
+                report = self._carry_out(lock, table, plan, replace(complete), more=more)
+                return replace(report, findings=findings)
             except _FilesMissing as error:
                 # The loop ends: each plan excludes at least one more change.
                 missing |= error.paths
+
+    def check_held(self, lock: PublishLock) -> int:
+        """Check held batches again with the current checks; return how many holds ended."""
+        return self._audit.check_held(lock)
+
+    @property
+    def _audit(self) -> PublicationAudit:
+        group, checks = self.group, self.settings.publication_checks
+        return PublicationAudit(group.store, group.key, group.place, checks)
+
+    def _checked(
+        self, lock: PublishLock, backlog: Sequence[ShardBacklog]
+    ) -> CheckedBacklog | LockOver:
+        if not (self.settings.publication_checks and backlog):
+            return CheckedBacklog([*backlog])
+        return self._audit.check(lock, backlog)
 
     def adopt(
         self, lock: PublishLock, log: Callable[[str], None] = lambda _: None
@@ -415,20 +443,20 @@ class Publisher:
         self,
         metadata: TableMetadata | None,
         seen: ShardsSeen | None,
-        backlog: Sequence[ShardBacklog],
+        behind: Mapping[ShardId, bool],
     ) -> Completeness:
-        """Return the rule for the next snapshots; the backlog was read after the shards."""
+        """Return the rule for the next snapshots; `behind` was read after the shards."""
         newest = None if metadata is None else metadata.current_snapshot()
         own = None if metadata is None else own_snapshot(metadata, newest)
         until = completeness_of(own)
         # If the backlog reaches this limit, other shards may also have unpublished batches.
-        if seen is None or len(backlog) >= BACKLOG_BATCHES:
+        if seen is None or len(behind) >= BACKLOG_BATCHES:
             return Completeness(until)
         gaps = self.group.store.gaps(self.group.key, acknowledged=False)
         return Completeness(
             until,
             seen,
-            behind={each.shard: each.more for each in backlog},
+            behind=behind,
             gaps=any(gap.skipped for gap in gaps),
             out_of_order_s=self.settings.out_of_order_s,
         )
