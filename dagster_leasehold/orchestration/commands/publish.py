@@ -40,8 +40,7 @@ def publish(
 ) -> None:
     """Publish committed output, and check held output again.
 
-    `--override` publishes what is committed in the held shards, or in one of them, without checks.
-    Exits with 1 if output of the group is still held.
+    Exits with 1 if output is still held.
     """
     from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
 
