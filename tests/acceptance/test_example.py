@@ -28,6 +28,7 @@ pytestmark = pytest.mark.release
 
 EXAMPLE = ROOT / "examples/access_log"
 KEY = GroupKey.parse("default", "access")
+ORDERS = GroupKey.parse("default", "orders")
 HOUR = "2026-03-01-12:00"
 CONSUMED_S = 240.0
 
@@ -75,6 +76,12 @@ def hours(store: LeaseStore) -> dict[str, EventWindow]:
         return {}
 
 
+def published(store: LeaseStore) -> int | None:
+    """The number of orders in their table."""
+    publication = store.publication(ORDERS)
+    return publication and publication.records
+
+
 def rows(settings: Settings, window: EventWindow) -> dict[str, tuple[int, int]]:
     """Requests and errors of each path, as the files of an hour hold them."""
     root = settings.output_folder(KEY.stream, KEY.group)
@@ -88,9 +95,10 @@ def rows(settings: Settings, window: EventWindow) -> dict[str, tuple[int, int]]:
 @pytest.mark.timeout(900)
 def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> None:
     """Goal: real daemon, real Spark; a split in mid-flight, then a record that comes late."""
-    load, validate, dev, status, cat = (command.split() for command in commands())
+    load, load_orders, validate, dev, *shows = (command.split() for command in commands())
     assert dev == ["dg", "dev"]
     assert "Loaded 6 records" in run(project, *COMMAND[2:], *load[1:])
+    assert "Loaded 3 records" in run(project, *COMMAND[2:], *load_orders[1:])
     assert "1 failed" not in run(project, *validate)
     settings = Settings(home=project / ".leasehold")
     log, store = LocalLog.open(settings.log_folder(KEY.stream)), open_store(settings.store_url)
@@ -140,5 +148,15 @@ def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> N
         events = instance.fetch_materializations(AssetKey("traffic_per_hour"), limit=50).records
         assert {record.partition_key for record in events} >= {HOUR}
         assert verify(store, KEY) == []
-        for command in (status, cat):
-            run(project, *COMMAND[2:], *command[1:])
+
+        wait_for("the orders to be published", lambda: published(store) == 3, CONSUMED_S)
+        outputs = {
+            " ".join(command[1:]): run(project, *COMMAND[2:], *command[1:]) for command in shows
+        }
+    assert "snapshot" in outputs["where orders 0 1"]
+    renaming = "table evolve orders --rename item=product"
+    assert "Nothing was changed" in outputs[renaming]
+    assert "Applied." in outputs[f"{renaming} --apply"]
+    assert '"product": "ink"' in outputs["cat orders"]
+    files = [file for batch in store.batches(KEY) for file in batch.files if not file.quarantine]
+    assert {dict(file.partition).get("status") for file in files} >= {200, 500, 503}

@@ -351,6 +351,22 @@ def test_a_change_of_columns_compares_their_version(world: World, tenures: list[
     assert row.columns == TableColumns(2, tuple(two))
 
 
+def test_an_operators_change_of_columns_is_in_the_journal(
+    world: World, tenures: list[Tenure]
+) -> None:
+    columns = [{"name": "a", "type": "long"}]
+    agree = world.store.agree_columns
+    assert agree(world.key, columns, seen_version=0, observer="ann", reason="") == Changed()
+    columns[0]["name"] = "b"
+    for version in (1, 1):  # the first reply was lost
+        change = agree(world.key, columns, seen_version=version, observer="ann", reason="a is b")
+        assert change == Changed()
+    entries = [each for each in world.store.journal(world.key) if each.kind == "columns"]
+    assert [(each.observer, each.reason, each.shard) for each in entries] == [
+        ("ann", "a is b", None)
+    ]
+
+
 def test_one_of_two_concurrent_column_changes_wins(world: World, tenures: list[Tenure]) -> None:
     outcomes = at_once(
         lambda: world.store.agree_columns(world.key, [{"name": "a"}], seen_version=0),

@@ -1,4 +1,4 @@
-"""Definitions that Dagster loads: the stream, its hours, and an asset that reads its output."""
+"""Definitions that Dagster loads: two streams, hours of one, and an asset that reads its output."""
 
 from datetime import UTC, datetime
 
@@ -7,14 +7,17 @@ import pyarrow.dataset as ds
 
 from access_log.parsing import parse, traffic
 from dagster_leasehold import (
+    Decode,
     HourlyAsset,
     LateAction,
     LatePolicy,
     LocalLog,
     ShardStream,
+    TableSettings,
     WatermarkOf,
     build_definitions,
     load_settings,
+    named_source,
 )
 
 settings = load_settings()
@@ -25,6 +28,14 @@ access = ShardStream(
     transform=parse,
     # The lines say when they happened; the log only knows when they were appended.
     watermark_of=WatermarkOf.OUTPUT,
+    # Queries of one status or day open few files, and compaction sorts each file by client.
+    iceberg=TableSettings(partitioning=("status", "day(event_time)"), sort_order=("client",)),
+)
+
+orders = ShardStream(
+    "orders",
+    named_source("local_log", "orders"),
+    decode=Decode("json", schema="id bigint, item string, price double"),
 )
 
 traffic_per_hour = HourlyAsset(
@@ -44,6 +55,6 @@ def clients(requests: ds.Dataset) -> dg.MaterializeResult:
 
 
 defs = dg.Definitions.merge(
-    build_definitions([access], hourly=[traffic_per_hour]),
+    build_definitions([access, orders], hourly=[traffic_per_hour]),
     dg.Definitions(assets=[clients], executor=dg.in_process_executor),
 )

@@ -12,13 +12,15 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
+from dagster_leasehold.assets.output.table.evolution import Evolution, apply_evolution
 from dagster_leasehold.assets.table_settings import CatalogSettings
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests import object_store
 from tests.failpoints import Failpoint
 from tests.hive_metastore import hive_metastore
 from tests.own_environments import PackagesMissing
 from tests.rest_catalog import TOKEN, Commits, give_token, rest_catalog
-from tests.table_engines import duckdb_query
+from tests.table_engines import duckdb_query, duckdb_rows
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_publisher import Killed, die_at
 
@@ -103,6 +105,21 @@ def test_committed_batches_are_published(scene: Scene) -> None:
     assert row.records == 20
     at = scene.metadata_at()
     assert duckdb_query(at, "count(*)", "event_time < '1990-01-01T00:00:00Z'") == [(0,)]
+
+
+def test_columns_are_renamed_and_removed(scene: Scene) -> None:
+    scene.publish()
+    lock = scene.lock()
+    assert isinstance(lock, PublishLock)
+    evolution = Evolution({"value": "line"}, ["attributes"])
+    assert len(apply_evolution(scene.publisher(), lock, evolution, "test").sentences) == 2
+    scene.store.release_publish_lock(lock)
+    scene.consume("run-2")
+    scene.publish()
+    rows = duckdb_rows(scene.metadata_at())
+    assert sorted(row["line"] for row in rows) == scene.committed()
+    assert len(rows) == 23
+    assert not {"value", "attributes"} & {*rows[0]}
 
 
 def test_the_next_publisher_settles_a_lost_reply(

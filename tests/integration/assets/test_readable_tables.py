@@ -9,6 +9,7 @@ import pytest
 
 from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from tests.unit.assets.output.table.publishing_world import Publishing
+from tests.unit.assets.output.table.test_evolution import NEW, OLD, Scene
 from tests.unit.assets.output.table.test_readable_tables import check_table
 
 pytestmark = pytest.mark.spark
@@ -24,3 +25,18 @@ def test_spark_reads_what_is_written(tmp_path: Path, seed: int, connect_session:
 
     # This Spark has no type for times of a day.
     check_table(tmp_path, seed, {"spark": by_spark}, without=r"time(32|64)|Time(32|64)")
+
+
+def test_a_frame_has_renamed_columns_of_files_of_every_age(
+    tmp_path: Path, connect_session: Any
+) -> None:
+    scene = Scene(tmp_path)
+    scene.world.sweeper.keeps = lambda rows: rows.slice(0, 0)
+    scene.world.consume("run-0")
+    scene.consume(OLD)
+    scene.evolve(renamed={"n": "m"}, removed=["price"])
+    scene.consume(NEW)
+    scene.publish()
+    frame = scene.output().frame(connect_session)
+    assert sorted(row.m for row in frame.collect()) == [1, 2]
+    assert not {"n", "price"} & {*frame.columns}
