@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.status import held_fields
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publisher import Publisher
@@ -24,7 +24,7 @@ LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
 
 
 def publish(
-    stream: options.Stream,
+    choice: NamedGroup,
     shard: options.AnyShard = None,
     *,
     override: Annotated[
@@ -33,10 +33,6 @@ def publish(
     reason: Annotated[
         str, typer.Option("--reason", help="The reason of --override, for the journal.")
     ] = "",
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Publish committed output, and check held output again.
 
@@ -46,8 +42,7 @@ def publish(
 
     if override and not reason.strip():
         raise InvalidSetting("--override needs a reason for the journal: add --reason TEXT.")
-    target = Target.at(home, module)
-    declared = target.with_group(stream, group)
+    target, declared = choice.declared()
     key, store = declared.key, target.store
     named = target.named_shard(key, shard)
     overridden = [
@@ -82,7 +77,7 @@ def publish(
         *(done if overridden else ()),
         str(report),
         *map(str, held),
-        as_json=as_json,
+        as_json=choice.as_json,
     )
     if held:
         raise typer.Exit(1)

@@ -134,8 +134,7 @@ def retry(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end, quarantined=True)
-    target = choice.target
-    declared = target.with_group(choice.stream, choice.group)
+    target, declared = choice.declared()
     if declared.keeps_records:
         raise TransformError(
             f"Stream {shown(declared.name)} is declared without a transform, so a retry would "

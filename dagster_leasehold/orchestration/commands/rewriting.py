@@ -42,8 +42,7 @@ def replay(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end)
-    target = choice.target
-    declared = target.with_group(choice.stream, choice.group)
+    target, declared = choice.declared()
     replay_shards(
         target,
         declared,

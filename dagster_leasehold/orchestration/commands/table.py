@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,11 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.publish import open_publisher, wait_for_lock
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.progress_display import progress
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.shard_stream import ShardStream
 
 DIFFERENCES_SHOWN_MAX = 20
 
@@ -31,10 +34,8 @@ def _group() -> None:
 
 @app.command()
 def create(
-    stream: options.Stream,
+    choice: NamedGroup,
     *,
-    group: options.GroupName = None,
-    module: options.Module = None,
     adopt: Annotated[
         bool,
         typer.Option(
@@ -42,26 +43,17 @@ def create(
             help="After a restore of the lease store: first roll the ledger forward to the table.",
         ),
     ] = False,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Create the stream's table if it is missing, and publish all committed output.
 
     No data file is rewritten. Also compares the table with the ledger, file by file, and exits with
     1 if they differ.
     """
-    _publish(Target.at(home, module), stream, group, adopt=adopt, as_json=as_json)
+    _publish(*choice.declared(), adopt=adopt, as_json=choice.as_json)
 
 
 @app.command()
-def move(
-    stream: options.Stream,
-    *,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
-) -> None:
+def move(choice: NamedGroup) -> None:
     """Correct the location of the stream's table after the home was moved or copied.
 
     First stop the deployment. No data file is written.
@@ -69,8 +61,8 @@ def move(
     from dagster_leasehold.assets.output.table.group_table import find_table
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 
-    target = Target.at(home, module)
-    key = target.with_group(stream, group).key
+    target, declared = choice.declared()
+    key = declared.key
     place = target.output(key)
     try:
         published = find_table(target.store, key, target.settings.catalog_settings, place)
@@ -81,7 +73,7 @@ def move(
                 f"There is no {metadata} in {place}: move all output to the folder of the setting "
                 "output, and repeat this command."
             ) from None
-        _publish(target, stream, group, adopt=True, as_json=as_json)
+        _publish(target, declared, adopt=True, as_json=choice.as_json)
         return
     if published is None:
         raise TableUnavailable(f"{key} has no published output, so there is no table to move.")
@@ -89,16 +81,18 @@ def move(
     if (at := table.metadata.location.rstrip("/")) != io.location:
         raise TableUnavailable(
             f"The table's location in the catalog is {at}: remove the table from the catalog, but "
-            f"not its files, and recreate it with `leasehold table create {stream} --adopt`."
+            f"not its files, and recreate it with `leasehold table create {choice.stream} --adopt`."
         )
     presentation.show_result(
-        {"moved": False}, f"The location of {key}'s table is already correct.", as_json=as_json
+        {"moved": False},
+        f"The location of {key}'s table is already correct.",
+        as_json=choice.as_json,
     )
 
 
 @app.command()
 def evolve(
-    stream: options.Stream,
+    choice: NamedGroup,
     *,
     rename: Annotated[
         list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a column; repeat for more.")
@@ -112,10 +106,6 @@ def evolve(
     apply: Annotated[
         bool, typer.Option("--apply", help="Apply the changes; otherwise only show them.")
     ] = False,
-    group: options.GroupName = None,
-    module: options.Module = None,
-    as_json: options.Json = False,
-    home: options.Home = None,
 ) -> None:
     """Rename or remove columns of the stream's table; without --apply, only show the changes.
 
@@ -127,8 +117,7 @@ def evolve(
         plan_evolution,
     )
 
-    target = Target.at(home, module)
-    declared = target.with_group(stream, group)
+    target, declared = choice.declared()
     evolution = Evolution(_names(rename or ()), remove or (), restore or ())
     publisher = open_publisher(target, declared, creates=False)
     if apply:
@@ -144,7 +133,7 @@ def evolve(
         {"applied": apply, "changes": plan.sentences},
         *(plan.sentences or ["The table already has these columns."]),
         *([end] if plan.sentences else []),
-        as_json=as_json,
+        as_json=choice.as_json,
     )
 
 
@@ -160,10 +149,9 @@ def _names(renames: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
+def _publish(target: Target, declared: ShardStream, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
 
-    declared = target.with_group(stream, group)
     key, publisher = declared.key, open_publisher(target, declared)
     name = publisher.group.name
     seen = ShardTimesReader(declared, target.store, time.monotonic).read()

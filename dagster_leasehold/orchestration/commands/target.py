@@ -87,10 +87,6 @@ class Target:
         """Return a declared stream; None means the only one."""
         return self.streams.find(name)
 
-    def with_group(self, name: str | None, group: str | None) -> ShardStream:
-        """Return a declared stream with one of its stored groups."""
-        return replace(self.declared(name), group=self.group(name, group).key.group)
-
     def local_log(self, name: str | None) -> LocalLog:
         """Return the local log of a declared stream, even if its files do not exist yet."""
         from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -181,6 +177,11 @@ class GroupChoice:
         """Return the deployment, and the stored group of the declared stream."""
         target = self.target
         return target, target.group(self.stream, self.group).key
+
+    def declared(self) -> tuple[Target, ShardStream]:
+        """Return the deployment, and the declared stream with its stored group."""
+        target, key = self.opened()
+        return target, replace(target.declared(self.stream), group=key.group)
 
 
 @dataclass(frozen=True, slots=True)
