@@ -37,10 +37,15 @@ SHARED_MODULES = (
     *("dagster_leasehold.lease_store.sql_store", "dagster_leasehold.shard_sources.local_log"),
     *("dagster_leasehold.orchestration.build", "dagster_leasehold.orchestration.components"),
     *("dagster._core.storage.sqlite_storage", "dagster._core.storage.root"),
-    *("dagster._grpc.client", "dagster._grpc.server", "upath"),
+    *("dagster._core.storage.migration.utils", "dagster._core.instance.factory"),
+    *("dagster._grpc.client", "dagster._grpc.server", "dagster._utils.test.definitions"),
+    *("upath.implementations.local", "pendulum"),
 )
 TABLE_MODULES = ("dagster_leasehold.assets.output.table.group_table", "pyiceberg.table")
-RUN_MODULES = (*TABLE_MODULES, "pyarrow.dataset", "dagster_pyspark", "pyspark.sql.connect.session")
+RUN_MODULES = (
+    *(*TABLE_MODULES, "pyiceberg.io.pyarrow", "pyarrow.dataset", "pyarrow.parquet"),
+    *("dagster_pyspark", "pyspark.sql.connect.session", "dagster._core.executor.in_process"),
+)
 NODE_MODULES = (*SHARED_MODULES, "dagster_leasehold.orchestration.supervision.node_agent")
 DAEMON_MODULES = (*SHARED_MODULES, *TABLE_MODULES, "dagster._daemon.cli")
 DEV_MODULES = (*NODE_MODULES, *RUN_MODULES, *DAEMON_MODULES, "dagster_webserver.cli")

@@ -241,19 +241,9 @@ def mirrored(path: str, stream: IO[str]) -> Generator[None]:
 
 def main() -> None:
     """Fork the forking process, then become Dagster's code server."""
-    from dagster import DagsterInstance
-
     from dagster_leasehold.assets.dagster_internals import mirror_output_with, start_runs_with
 
     if sys.platform == "linux":
-        # The configuration of Dagster's instance can name the user's classes.
-        if users_modules not in sys.meta_path:
-            sys.meta_path.insert(0, users_modules)
-        # Opening the instance imports half of Dagster. An error is ignored here, because the server
-        # and each run open the instance again and report it.
-        with suppress(Exception), DagsterInstance.get():
-            pass
-        sys.meta_path.remove(users_modules)
         load(SHARED_MODULES)
         own, other = _pipe()
         if os.fork() == 0:
