@@ -58,6 +58,10 @@ DRIVER_MEMORY = "2g"
 """The heap of the JVM; records in Python workers are outside of it."""
 
 FEW_CORES_MAX = 4
+OPTIONS_ON_LINUX = "-XX:+IgnoreUnrecognizedVMOptions -XX:TrimNativeHeapInterval=10000"
+"""Options of the JVM. Every ten seconds, it returns memory to the system that the C library keeps
+after the JVM has freed it, which is a tenth of its memory. Early releases of Java 17 lack this
+option and ignore it. On other systems, the JVM prints that they cannot return memory."""
 OPTIONS_OF_FEW_CORES = (
     "-XX:+UseSerialGC -XX:InitialHeapSize=96m -XX:NewSize=32m -XX:MaxNewSize=224m "
     "-XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=40 -Xlog:gc+ergo=error"
@@ -117,9 +121,7 @@ def server_conf(folder: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         MEMORY_KEY: DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": (
-            OPTIONS_OF_FEW_CORES if cores() <= FEW_CORES_MAX else OPTIONS_OF_MANY_CORES
-        ),
+        "spark.driver.extraJavaOptions": _java_options(),
         "spark.log.level": "WARN",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.shuffle.partitions": str(cores()),
@@ -128,6 +130,11 @@ def server_conf(folder: Path) -> dict[str, str]:
         **SESSION_CONF,
     }
     return conf | _socket_conf()
+
+
+def _java_options() -> str:
+    options = OPTIONS_OF_FEW_CORES if cores() <= FEW_CORES_MAX else OPTIONS_OF_MANY_CORES
+    return f"{OPTIONS_ON_LINUX} {options}" if sys.platform == "linux" else options
 
 
 def _socket_conf() -> dict[str, str]:
