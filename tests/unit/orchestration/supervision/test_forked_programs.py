@@ -28,8 +28,18 @@ with child:
         pass
     print(child.exit_code())
 """
+LOADING = """
+import gc
+from dagster_leasehold.orchestration.supervision.forked_programs import load
+
+frozen = [[] for _ in range(1_000_000)]
+load([])
+full = gc.get_stats()[2]["collections"]
+later = [[] for _ in range(100_000)]
+print(gc.get_stats()[2]["collections"] - full)
+"""
 PROGRAM = """
-import json, os, sys
+import gc, json, os, sys
 import psutil
 
 me = psutil.Process()
@@ -40,6 +50,7 @@ print(json.dumps({
     "shown": me.environ().get("SHOWN"),
     "leads": os.getsid(0) == os.getpid(),
     "forked": "dagster_leasehold" in sys.modules,
+    "collects": gc.isenabled(),
     "files": [int(each) for each in os.listdir("/proc/self/fd")],
 }))
 sys.exit(3)
@@ -64,4 +75,10 @@ def test_a_forked_program_looks_like_a_started_one(tmp_path: Path, state: str) -
     assert report["forked"] == (state == "calm"), "two threads would not survive a fork"
     if report["forked"]:
         assert report["shown"] == "to others"
+    assert report["collects"], "garbage in cycles would remain"
     assert max(report["files"]) <= 3, "it holds no file of its parent"
+
+
+def test_frozen_objects_do_not_delay_the_collection_of_garbage() -> None:
+    output = subprocess.check_output([sys.executable, "-c", LOADING], text=True)
+    assert int(output) > 0, "garbage in cycles would remain until a quarter million objects"
