@@ -329,6 +329,70 @@ def test_a_table_is_created_once(world: World, tenures: list[Tenure]) -> None:
     assert publisher.commit(planned) == Settled()
 
 
+def test_a_table_gets_another_name_in_the_default_catalog(
+    world: World, tenures: list[Tenure]
+) -> None:
+    publisher, store = Publisher(world), world.store
+    lock, before = publisher.start(), publisher.table
+    after = replace(before, namespace="web", name="Visits")
+    for _ in range(2):  # the reply to the first call was lost
+        assert store.rename_table(lock, after, FIRST) == Settled()
+        assert store.table_pointer(before) is None
+        pointer = store.table_pointer(after)
+        assert pointer is not None
+        assert pointer.location == FIRST
+    row = store.publication(world.key)
+    assert row is not None
+    assert row.table == after
+    with_other_settings = store.take_publish_lock(world.key, A, "a-1", before)
+    assert with_other_settings == PublishesElsewhere(world.key, after)
+
+
+def test_a_table_leaves_the_default_catalog_and_comes_back(
+    world: World, tenures: list[Tenure]
+) -> None:
+    """It keeps its name, so that only its pointer moves."""
+    publisher, store = Publisher(world), world.store
+    lock = publisher.start()
+    assert store.rename_table(lock, publisher.table, None) == Settled()
+    assert store.table_pointer(publisher.table) is None
+    assert store.rename_table(lock, publisher.table, "second") == Settled()
+    pointer = store.table_pointer(publisher.table)
+    assert pointer is not None
+    assert pointer.location == "second"
+
+
+def test_a_table_gets_no_name_that_is_in_use(world: World, tenures: list[Tenure]) -> None:
+    publisher, store = Publisher(world), world.store
+    lock, before = publisher.start(), publisher.table
+    second = World(store, replace(world.key, group=type(world.key.group)("second")))
+    second.group()
+    second.join(B)
+    other = replace(before, name="other")
+    theirs = store.take_publish_lock(second.key, B, "b-1", other)
+    assert isinstance(theirs, PublishLock)
+    assert store.rename_table(lock, other, FIRST) == PublishesElsewhere(second.key, other)
+    assert store.create_table_pointer(theirs, "theirs") == Settled()
+    free = replace(before, name="free")
+    assert store.rename_table(theirs, free, "theirs") == Settled()
+    publisher.take()
+    assert store.rename_table(lock, free, FIRST) == LockOver()
+    assert store.table_pointer(before) is not None
+
+
+def test_a_table_keeps_its_name_while_a_publication_is_pending(
+    world: World, tenures: list[Tenure]
+) -> None:
+    publisher, store = Publisher(world), world.store
+    lock = publisher.start()
+    commit(world, tenures[0], 0)
+    planned = publisher.plan()
+    assert store.record_publication(lock, planned) == Settled()
+    assert store.rename_table(lock, replace(publisher.table, name="n"), None) == Stale()
+    assert store.drop_publication(lock, planned) == Settled()
+    assert store.rename_table(lock, replace(publisher.table, name="n"), None) == Settled()
+
+
 # -- columns --------------------------------------------------------------------------------------
 
 

@@ -565,6 +565,9 @@ class RowsInMemory:
     def add_pointer(self, pointer: TablePointer) -> None:
         self._set(self._all.pointers, pointer.table, pointer)
 
+    def remove_pointer(self, table: TableName) -> None:
+        self._remove(self._all.pointers, table)
+
     def move_pointer(self, table: TableName, move: PointerMove) -> bool:
         there = self.pointer(table)
         if there is None or there.location != move.before:

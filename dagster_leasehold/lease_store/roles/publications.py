@@ -285,6 +285,39 @@ class Publications(Locks):
 
         return self._writing("create_table_pointer", lock.key, work)
 
+    def rename_table(
+        self, lock: PublishLock, table: TableName, location: str | None
+    ) -> Settled | LockOver | Stale | PublishesElsewhere | PointerMoved:
+        """Let the group publish to its table under another name; repeating that is harmless.
+
+        The default catalog loses the old name. With a `location`, it gets the new name, whose
+        pointer names this metadata file. Without one, another catalog has the table.
+
+        `Stale`: a publication is pending. `PublishesElsewhere`: the name belongs to another group.
+        `PointerMoved`: the default catalog has another table of that name.
+        """
+
+        def work(rows: Rows) -> Settled | LockOver | Stale | PublishesElsewhere | PointerMoved:
+            before = held_lock(rows, Publication, lock)
+            if before is None or before.table is None:
+                return rows.abandon(LockOver())
+            for other in rows.publishers(table):
+                if other.key != lock.key:
+                    return rows.abandon(PublishesElsewhere(other.key, table))
+            if before.pending:
+                return rows.abandon(Stale())
+            pointer = rows.pointer(table)
+            if pointer is not None and table != before.table and pointer.location != location:
+                return rows.abandon(PointerMoved(pointer.location))
+            if pointer is None and location is not None:
+                rows.add_pointer(TablePointer(table, location))
+            if table != before.table or location is None:
+                rows.remove_pointer(before.table)
+            rows.write(replace(before, table=table))
+            return Settled()
+
+        return self._writing("rename_table", lock.key, work)
+
     # -- publishing -----------------------------------------------------------------------------
 
     def record_publication(

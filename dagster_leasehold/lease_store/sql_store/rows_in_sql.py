@@ -733,6 +733,10 @@ class RowsInSql:
         entry = {"metadata_location": pointer.location, "iceberg_type": TABLE_TYPE}
         self._insert(iceberg_tables, [TABLE.values(table) | entry])
 
+    def remove_pointer(self, table: TableName) -> None:
+        """Remove a table from the default catalog; its files stay."""
+        self._tx.connection.execute(sa.delete(iceberg_tables).where(_entry_of(table)))
+
     def move_pointer(self, table: TableName, move: PointerMove) -> bool:
         """Point to the next metadata file of a table; False if the pointer has moved."""
         location = iceberg_tables.c.metadata_location

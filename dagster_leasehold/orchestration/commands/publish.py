@@ -18,6 +18,7 @@ from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publisher import Publisher
     from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.lease_store.identifiers import GroupKey
     from dagster_leasehold.lease_store.publication_rows import PublishLock, TableName
 
 LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
@@ -55,7 +56,7 @@ def publish(
     ]
     publisher = open_publisher(target, declared)
     seen = ShardTimesReader(declared, store, time.monotonic).read()
-    lock = wait_for_lock(target, publisher.group.name, publisher)
+    lock = wait_for_lock(target, publisher.group.name, publisher.key)
     try:
         ended = publisher.check_held(lock)
         report = publisher.publish(lock, seen)
@@ -104,7 +105,7 @@ def open_publisher(target: Target, declared: ShardStream, *, creates: bool = Tru
     )
 
 
-def wait_for_lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
+def wait_for_lock(target: Target, name: TableName, key: GroupKey) -> PublishLock:
     """Take the publish lock; wait some time for another process to release it."""
     from dagster_leasehold.assets.output.table.publish_locks import take_lock
     from dagster_leasehold.lease_store.publication_rows import PublishLock
@@ -113,9 +114,9 @@ def wait_for_lock(target: Target, name: TableName, publisher: Publisher) -> Publ
     for attempt in range(LOCK_TRIES):
         if attempt:
             time.sleep(LOCK_WAIT_S)
-        nodes = target.store.pulse(publisher.key).nodes
+        nodes = target.store.pulse(key).nodes
         alive = {node.name: node.incarnation for node in nodes if node.member}
-        lock = take_lock(target.store, publisher.key, name, alive or {None: ""})
+        lock = take_lock(target.store, key, name, alive or {None: ""})
         if isinstance(lock, PublishLock):
             return lock
         reason = lock.explanation

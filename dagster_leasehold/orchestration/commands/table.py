@@ -17,6 +17,7 @@ from dagster_leasehold.orchestration.commands.target import NamedGroup, Target
 from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
+    from dagster_leasehold.assets.places.place import OutputPlace
     from dagster_leasehold.assets.shard_stream import ShardStream
 
 DIFFERENCES_SHOWN_MAX = 20
@@ -54,9 +55,9 @@ def create(
 
 @app.command()
 def move(choice: NamedGroup) -> None:
-    """Correct the location of the stream's table after the home was moved or copied.
+    """Move the stream's table to the name and catalog in the settings, or to a moved home.
 
-    First stop the deployment. No data file is written.
+    First stop the deployment. No data file is written, and snapshots stay readable.
     """
     from dagster_leasehold.assets.output.table.group_table import find_table
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
@@ -64,6 +65,8 @@ def move(choice: NamedGroup) -> None:
     target, declared = choice.declared()
     key = declared.key
     place = target.output(key)
+    if _rename(target, declared, place, as_json=choice.as_json):
+        return
     try:
         published = find_table(target.store, key, target.settings.catalog_settings, place)
     except TableElsewhere as error:
@@ -121,7 +124,7 @@ def evolve(
     evolution = Evolution(_names(rename or ()), remove or (), restore or ())
     publisher = open_publisher(target, declared, creates=False)
     if apply:
-        lock = wait_for_lock(target, publisher.group.name, publisher)
+        lock = wait_for_lock(target, publisher.group.name, declared.key)
         try:
             plan = apply_evolution(publisher, lock, evolution, options.OBSERVER)
         finally:
@@ -149,13 +152,43 @@ def _names(renames: Iterable[str]) -> dict[str, str]:
     return names
 
 
+def _rename(target: Target, declared: ShardStream, place: OutputPlace, *, as_json: bool) -> bool:
+    """Move the table to the name and catalog in the settings; return False if it is there."""
+    from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+    from dagster_leasehold.assets.output.table.moving import TableMove
+    from dagster_leasehold.assets.places.address import location_of
+
+    catalog, key = target.settings.catalog_settings, declared.key
+    publication = target.store.publication(key)
+    after = declared.iceberg.table_name(catalog.name, key)
+    before = None if publication is None else publication.table
+    entered = bool(catalog.properties) and target.store.table_pointer(after) is not None
+    if before is None or (before == after and not entered):
+        return False
+    move = TableMove(target.store, before, after, catalog, PlaceIO(place, location_of(place)))
+    lock = wait_for_lock(target, before, key)
+    try:
+        remains = move.carry_out(lock)
+    finally:
+        target.store.release_publish_lock(lock)
+    former = f"{before.namespace}.{before.name} of catalog {before.catalog}"
+    note = (f"Remove the entry {former}, but not its files.",) if remains else ()
+    presentation.show_result(
+        {"moved": True, "from": str(before), "to": str(after)},
+        f"The table {former} is now {after.namespace}.{after.name} of catalog {after.catalog}.",
+        *note,
+        as_json=as_json,
+    )
+    return True
+
+
 def _publish(target: Target, declared: ShardStream, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.completeness import ShardTimesReader
 
     key, publisher = declared.key, open_publisher(target, declared)
     name = publisher.group.name
     seen = ShardTimesReader(declared, target.store, time.monotonic).read()
-    lock = wait_for_lock(target, name, publisher)
+    lock = wait_for_lock(target, name, key)
     try:
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)

@@ -104,6 +104,31 @@ class OtherCatalog(TableCatalog):
             )
         return table
 
+    def rename_from(self, name: TableName) -> None:
+        """Rename another table of this catalog to this one.
+
+        Raises:
+            TableUnavailable: the catalog does not take the request.
+        """
+        before, after = ((*_namespace(each), each.name) for each in (name, self.name))
+        self._request(lambda: self.catalog.rename_table(before, after))
+
+    def register(self, location: str) -> None:
+        """Add the table with this metadata file to the catalog.
+
+        Raises:
+            TableUnavailable: the catalog does not take the request.
+        """
+        identifier = (*_namespace(self.name), self.name.name)
+        self._request(lambda: self.catalog.register_table(identifier, location))
+
+    def _request(self, request: Callable[[], object]) -> None:
+        try:
+            self.catalog.create_namespace_if_not_exists(_namespace(self.name))
+            request()
+        except Exception as error:
+            raise self._unavailable(error, "Repeat the command.") from error
+
     @override
     @span("catalog")
     def publish(

@@ -95,6 +95,7 @@ def table_conflict_text(key: GroupKey, name: TableName, other: PublishesElsewher
     if other.group == key:
         return (
             f"The group publishes to the table {table}, and the settings name "
-            f"{name.namespace}.{name.name} of catalog {name.catalog}: change the settings."
+            f"{name.namespace}.{name.name} of catalog {name.catalog}: change the settings back, or "
+            f"move the table with `leasehold table move {key.stream}`."
         )
     return f"Group {other.group} publishes to the table {table}: give this stream another name."
