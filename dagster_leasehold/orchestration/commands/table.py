@@ -57,7 +57,7 @@ def create(
 def move(choice: NamedGroup) -> None:
     """Move the stream's table to the name and catalog in the settings, or to a moved home.
 
-    First stop the deployment. No data file is written, and snapshots stay readable.
+    First stop the deployment. No data file is written.
     """
     from dagster_leasehold.assets.output.table.group_table import find_table
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
