@@ -61,6 +61,8 @@ class Failpoint(Enum):
     AFTER_TABLE = 47, "the catalog has assigned a location, nothing is written there"
     AFTER_HOLD = 48, "a failed batch holds its shard, batches before it are not published"
     BEFORE_QUARANTINE = 49, "a batch is written without failed records, the ledger names the old"
+    IN_HOLD_PUBLICATION = 50, "holds of shards are being written"
+    IN_REWRITE_UNPUBLISHED = 51, "the ledger's files of a checked batch are being swapped"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

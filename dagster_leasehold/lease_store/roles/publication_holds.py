@@ -7,6 +7,9 @@ A check examines a shard's committed batches before they are published:
 2. Batches before the hold are published, now or by the next publisher.
 3. The hold ends when batch 7 passes, is withdrawn or is rewritten, or when an operator overrides
    it. An override publishes the batches that are committed at that time.
+
+A hold concerns one shard. If the shard is split, its children are published: the table has the
+batches of each shard in order, and no order across shards.
 """
 
 from __future__ import annotations
