@@ -98,7 +98,7 @@ def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> N
     load, load_orders, validate, dev, *shows = (command.split() for command in commands())
     assert dev == ["dg", "dev"]
     assert "Loaded 6 records" in run(project, *COMMAND[2:], *load[1:])
-    assert "Loaded 3 records" in run(project, *COMMAND[2:], *load_orders[1:])
+    assert "Loaded 4 records" in run(project, *COMMAND[2:], *load_orders[1:])
     assert "1 failed" not in run(project, *validate)
     settings = Settings(home=project / ".leasehold")
     log, store = LocalLog.open(settings.log_folder(KEY.stream)), open_store(settings.store_url)
@@ -158,5 +158,6 @@ def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> N
     assert "Nothing was changed" in outputs[renaming]
     assert "Applied." in outputs[f"{renaming} --apply"]
     assert '"product": "ink"' in outputs["cat orders"]
+    assert "gift" not in outputs["cat orders"]
     files = [file for batch in store.batches(KEY) for file in batch.files if not file.quarantine]
     assert {dict(file.partition).get("status") for file in files} >= {200, 500, 503}

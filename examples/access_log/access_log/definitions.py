@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from access_log.parsing import parse, traffic
@@ -18,6 +20,7 @@ from dagster_leasehold import (
     build_definitions,
     load_settings,
     named_source,
+    publication_check,
 )
 
 settings = load_settings()
@@ -32,10 +35,18 @@ access = ShardStream(
     iceberg=TableSettings(partitioning=("status", "day(event_time)"), sort_order=("client",)),
 )
 
+
+@publication_check(on_failure="quarantine")
+def prices(records: pa.Table) -> pa.ChunkedArray:
+    """An order has a price; an order without one goes to quarantine before it is published."""
+    return pc.greater(records["price"], 0)
+
+
 orders = ShardStream(
     "orders",
     named_source("local_log", "orders"),
     decode=Decode("json", schema="id bigint, item string, price double"),
+    iceberg=TableSettings(publication_checks=(prices,)),
 )
 
 traffic_per_hour = HourlyAsset(

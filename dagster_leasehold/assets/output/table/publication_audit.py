@@ -14,7 +14,7 @@ A check runs again if a publisher dies before its commit, so it must have no sid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,7 @@ class PublicationAudit:
     """The checks of one group's table.
 
     Attributes:
+        names: the current name of each earlier name of the table's columns.
         clock: monotonic seconds.
     """
 
@@ -77,6 +78,7 @@ class PublicationAudit:
     key: GroupKey
     folder: OutputPlace
     checks: Sequence[PublicationCheck]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
     clock: Callable[[], float] = time.monotonic
 
     @span("publication_checks")
@@ -153,7 +155,7 @@ class PublicationAudit:
     def _failures(self, batch: Batch) -> list[CheckResult]:
         from dagster_leasehold.assets.output.table.record_checks import check_batch
 
-        results = check_batch(self.folder, batch, self.checks)
+        results = check_batch(self.folder, batch, self.checks, self.names)
         return [result for result in results if result.failed or result.unusable]
 
     def _quarantining(self, results: Sequence[CheckResult]) -> list[PublicationCheck]:
@@ -174,7 +176,7 @@ class PublicationAudit:
         """Write a batch again without its failed records; return True if the lock is over."""
         from dagster_leasehold.assets.output.table.record_checks import QuarantiningRewrite
 
-        rewrite = QuarantiningRewrite(self.folder, batch, checks).write()
+        rewrite = QuarantiningRewrite(self.folder, batch, checks, self.names).write()
         number = rewrite.statistics.quarantined - batch.statistics.quarantined
         names = ", ".join(check.name for check in checks)
         reason = f"{number} records of batch {batch.sequence} failed {names}, and were quarantined"

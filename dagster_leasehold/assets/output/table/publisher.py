@@ -199,7 +199,8 @@ class Publisher:
     @property
     def _audit(self) -> PublicationAudit:
         group, checks = self.group, self.settings.publication_checks
-        return PublicationAudit(group.store, group.key, group.place, checks)
+        names = self._agreement.earlier_names()
+        return PublicationAudit(group.store, group.key, group.place, checks, names)
 
     def _checked(
         self, lock: PublishLock, backlog: Sequence[ShardBacklog]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import (
@@ -64,9 +65,14 @@ class CheckResult:
 
 
 def check_batch(
-    folder: OutputPlace, batch: Batch, checks: Sequence[PublicationCheck]
+    folder: OutputPlace,
+    batch: Batch,
+    checks: Sequence[PublicationCheck],
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CheckResult]:
     """Return the result of each check for a batch.
+
+    `names` has the current name of each earlier name of the table's columns.
 
     Raises:
         LogCorrupt: a file is missing or damaged.
@@ -75,7 +81,7 @@ def check_batch(
     for file in batch.files:
         if file.quarantine:
             continue
-        for rows in _row_groups(folder / file.path, batch):
+        for rows in _row_groups(folder / file.path, batch, names):
             for result in results:
                 _add(result, rows)
     return results
@@ -149,10 +155,11 @@ def _expression(sql: str, schema: pa.Schema) -> Any:
     return expression_to_pyarrow(bind(fields, parsed, case_sensitive=True), fields)
 
 
-def _row_groups(path: OutputPlace, batch: Batch) -> Iterator[pa.Table]:
+def _row_groups(path: OutputPlace, batch: Batch, names: Mapping[str, str]) -> Iterator[pa.Table]:
     with reading(path, batch.batch_id), path.parquet() as file:
         for number in range(file.num_row_groups):
-            yield file.read_row_group(number)
+            rows = file.read_row_group(number)
+            yield rows.rename_columns([names.get(name, name) for name in rows.schema.names])
 
 
 @dataclass
@@ -162,6 +169,7 @@ class QuarantiningRewrite:
     folder: OutputPlace
     batch: Batch
     checks: Sequence[PublicationCheck]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
     _quarantine: OutputFile | None = None
     _written: list[OutputFile] = field(default_factory=list[OutputFile])
 
@@ -198,7 +206,7 @@ class QuarantiningRewrite:
                 files.append(file)
                 continue
             own: OutputFile | None = None
-            for rows in _row_groups(self.folder / file.path, self.batch):
+            for rows in _row_groups(self.folder / file.path, self.batch, self.names):
                 good = self._divided(rows, attempt)
                 if good.num_rows == 0:
                     continue

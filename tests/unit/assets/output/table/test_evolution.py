@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement, columns_of, merged
 from dagster_leasehold.assets.output.table.evolution import Evolution, apply_evolution
 from dagster_leasehold.assets.output.table.publisher import Publisher
+from dagster_leasehold.assets.publication_check import PublicationCheck
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -234,6 +236,20 @@ def test_a_repeated_change_publishes_what_an_interrupted_one_did_not(
     snapshots = len(scene.metadata().snapshots)
     assert scene.evolve(renamed={"n": "m"}) == []
     assert len(scene.metadata().snapshots) == snapshots
+
+
+def test_publication_checks_see_the_current_names(scene: Scene) -> None:
+    scene.consume(OLD)
+    scene.evolve(renamed={"n": "m"})
+    scene.consume(OLD | {"n": 2})
+    checks = (PublicationCheck("positive", sql="m > 0", on_failure="quarantine"),)
+    scene.settings = replace(scene.settings, publication_checks=checks)
+    scene.publish()
+    scene.check("m", [1, 2], "n")
+    scene.consume(OLD | {"n": 3}, OLD | {"n": -3})
+    while scene.publish().more:
+        pass
+    scene.check("m", [1, 2, 3], "n")
 
 
 def test_a_change_is_in_the_journal(scene: Scene) -> None:
