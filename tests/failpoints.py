@@ -63,6 +63,7 @@ class Failpoint(Enum):
     BEFORE_QUARANTINE = 49, "a batch is written without failed records, the ledger names the old"
     IN_HOLD_PUBLICATION = 50, "holds of shards are being written"
     IN_REWRITE_UNPUBLISHED = 51, "the ledger's files of a checked batch are being swapped"
+    AFTER_ROUTE = 52, "a route's table shows a publication, other routes' tables do not"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

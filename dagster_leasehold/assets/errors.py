@@ -88,6 +88,16 @@ class PublicationRefused(TableUnavailable):
     """A catalog refused a publication, which is retried or replaced after a back-off."""
 
 
+class TooManyRoutes(LeaseholdError):
+    """A batch has more new routes than the stream can add."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"A batch has more new routes than routes_max, {limit:,}, allows, so it was not "
+            "committed: the next run reads it again, and further routes count as unknown."
+        )
+
+
 class TooManyFiles(LeaseholdError):
     """A table has more files, or its ledger more batches, than the caller's limit."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from dagster_leasehold.assets.routes import Routing
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 
 TIME_COLUMN, SHARD_COLUMN = "event_time", "shard_id"
@@ -74,11 +75,18 @@ class Partitioning:
         fields: all fields of the table; empty if files are not divided.
         open_max: the most partitions into which a task divides the rows of a shard.
         names: the current name of each earlier name of the table's columns.
+        routing: the rule that divides the rows by route first; None if the stream has no routes.
     """
 
     fields: tuple[PartitionField, ...] = ()
     open_max: int = 0
     names: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    routing: Routing | None = None
+
+    @property
+    def divides(self) -> bool:
+        """True if the rows of a shard can be in several files."""
+        return bool(self.fields) or self.routing is not None
 
 
 UNDIVIDED = Partitioning()

@@ -23,6 +23,7 @@ from dagster_leasehold.assets.node_settings import (
     node_settings,
 )
 from dagster_leasehold.assets.pace import Pace
+from dagster_leasehold.assets.routes import ROUTE_COLUMN, RouteFunction
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
@@ -208,8 +209,16 @@ def _function(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _route(value: Any, info: ValidationInfo) -> Any:
+    """Return the name of a column, or a function as `_function` does."""
+    if isinstance(value, str) and "." not in value:
+        return value
+    return _function(value, info)
+
+
 NAMED_SOURCE = {"type": ["string", "object"], "minProperties": 1, "maxProperties": 1}
 FUNCTION = Validator(_function, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)+$"})
+ROUTE = Validator(_route, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)*$"})
 
 
 def _limits(limits: Limits) -> Limits:
@@ -268,6 +277,9 @@ class ShardStream(Declared):
         Field(examples=["avro"]),
     ] = None
     """How binary records become columns: a format, or `Decode` with its settings."""
+    route: Annotated[str | RouteFunction | None, ROUTE, Field(examples=["kind"])] = None
+    """The column with the name of each record's route, or a function that returns the names for
+    an Arrow table."""
     on_commit: Annotated[OnCommit | None, FUNCTION, Field(examples=["hooks.on_visits"])] = None
     """The hook, called with each committed batch at least once."""
     group: str = "default"
@@ -314,6 +326,11 @@ class ShardStream(Declared):
         GroupKey.parse(self.group, self.name)
         check_prefix(self.prefix)
         check_settings(self.assignment, self.nodes)
+        if callable(self.route) and not isinstance(self.transform, ArrowTransform | None):
+            raise InvalidSetting(
+                "A function as route works with transforms of Arrow tables: return the route as a "
+                "column of the transform, and name this column."
+            )
         if self.decode is not None and not isinstance(self.transform, ArrowTransform | None):
             raise InvalidSetting(
                 "decode works with transforms of Arrow tables: decorate the transform with "
@@ -323,7 +340,13 @@ class ShardStream(Declared):
     @property
     def keeps_records(self) -> bool:
         """True if the output has the records unchanged."""
-        return self.transform is None and self.decode is None
+        added = callable(self.route)
+        return self.transform is None and self.decode is None and not added
+
+    @property
+    def route_column(self) -> str:
+        """The column with the routes of records; empty without routes."""
+        return ROUTE_COLUMN if callable(self.route) else self.route or ""
 
     def carry_out(self, context: Any, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the events of a run's work, wrapped by `execute` if the stream has one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -17,6 +17,13 @@ from dagster_leasehold.assets.partition_fields import (
     Partitioning,
 )
 from dagster_leasehold.assets.publication_check import PublicationCheck, declared_check
+from dagster_leasehold.assets.routes import (
+    QUARANTINE,
+    ROUTE,
+    STREAM_ONLY,
+    Routing,
+    check_unknown_routes,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
@@ -58,6 +65,11 @@ class TableSettings(Declared):
     records go into one file that is partitioned by `shard_id` only."""
     sort_order: tuple[str, ...] = ()
     """The columns by which compaction sorts files, each with ` asc` or ` desc` if needed."""
+    routes_max: Annotated[int, POSITIVE] = 100
+    """The most routes."""
+    unknown_routes: Annotated[str, Field(json_schema_extra={"pattern": f"^{ROUTE}$"})] = STREAM_ONLY
+    """The place of records with a null, invalid or surplus route: only the `stream`'s table,
+    `quarantine`, or the table of a route."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Iceberg's table properties."""
     snapshots_kept: Annotated[int, POSITIVE] = 50
@@ -89,6 +101,7 @@ class TableSettings(Declared):
             )
         _check_partitioning(self.partitioning)
         _check_sort_order(self.sort_order)
+        check_unknown_routes(self.unknown_routes)
 
     @property
     def divided_by(self) -> Partitioning:
@@ -98,12 +111,29 @@ class TableSettings(Declared):
             return UNDIVIDED
         return Partitioning(fields, self.partitions_max)
 
+    @property
+    def fallback_route(self) -> str:
+        """The route of records with an unknown route; empty for none."""
+        return "" if self.unknown_routes in (STREAM_ONLY, QUARANTINE) else self.unknown_routes
+
+    def routing(self, column: str, routes: Collection[str]) -> Routing:
+        """Return the division of a batch by route, for the routes of the stream and new ones."""
+        own = frozenset(routes) - {self.fallback_route}
+        room = max(0, self.routes_max - len(own))
+        quarantines = self.unknown_routes == QUARANTINE
+        return Routing(column, own, room, self.fallback_route, quarantines)
+
     def table_name(self, catalog: str, key: GroupKey) -> TableName:
         """Return the full name of a group's table in a catalog."""
         if self.name is not None and (match := _NAME.fullmatch(self.name)) is not None:
             return TableName(catalog, match[1] or NAMESPACE_DEFAULT, match[2])
         default = key.stream if key.group == "default" else f"{key.stream}__{key.group}"
         return TableName(catalog, NAMESPACE_DEFAULT, re.sub(r"[^A-Za-z0-9_-]", "_", default))
+
+
+def route_table(table: TableName, route: str) -> TableName:
+    """Return the name of a route's table, beside the table of the stream."""
+    return TableName(table.catalog, table.namespace, f"{table.name}__{route}")
 
 
 @dataclass(frozen=True)

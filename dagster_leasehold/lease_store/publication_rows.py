@@ -339,8 +339,22 @@ class TablePointer:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutePointer:
+    """The step of the pointer of a route's table; `before` is None for a new table."""
+
+    table: TableName
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class PointerMove:
-    """The step of a table's pointer from one metadata file to the next."""
+    """The step of a table's pointer from one metadata file to the next.
+
+    Attributes:
+        routes: the steps of the tables of routes, in the same transaction.
+    """
 
     before: str
     after: str
+    routes: tuple[RoutePointer, ...] = ()

@@ -16,6 +16,7 @@ from dagster_leasehold.assets.output.committed_output import CommittedOutput, Re
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_settings import route_table
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
@@ -48,8 +49,8 @@ class DeployedStream(ShardStream):
         values: dict[str, Any] = {each.name: getattr(stream, each.name) for each in fields(stream)}
         return cls(**values, settings=settings)
 
-    def table(self) -> Table:
-        """Return the PyIceberg table, with its current snapshot.
+    def table(self, *, route: str = "") -> Table:
+        """Return the PyIceberg table of the stream or of a route, with its current snapshot.
 
         Raises:
             TableUnavailable: no output is published yet, or the catalog does not answer.
@@ -58,6 +59,7 @@ class DeployedStream(ShardStream):
 
         catalog = self.settings.catalog_settings
         name = self.iceberg.table_name(catalog.name, self.key)
+        name = route_table(name, route) if route else name
         # The lease database is also a catalog; `leasehold db upgrade` creates its tables.
         lease_database = {
             "type": "sql",
@@ -86,13 +88,14 @@ class DeployedStream(ShardStream):
         Args:
             span: the range of event times.
             time_column: the column of event times, if the transform renames it.
-            options: `shards`, `snapshot_id` and `wait`; see `ReadOptions`. Unless `wait` is False,
-                the dataset has all records that were committed before the call.
+            options: `shards`, `snapshot_id`, `route` and `wait`; see `ReadOptions`. Unless `wait`
+                is False, the dataset has all records that were committed before the call.
 
         Raises:
             UnknownGroup: the stream is not consumed yet.
             TableUnavailable: the table cannot be read, or a wait for publication timed out.
-            OutputUnreadable: the table has no such time column, or no such snapshot.
+            OutputUnreadable: the table has no such time column or snapshot, or the stream has no
+                such route.
         """
         with self._output() as output:
             all_options: ReadOptions = {"wait": True, **options}

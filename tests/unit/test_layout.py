@@ -36,6 +36,7 @@ DECLARATION = {
     "run_process",
     "shard_stream",
     "partition_fields",
+    "routes",
     "publication_check",
     "table_settings",
 }

@@ -51,6 +51,7 @@ from dagster_leasehold.assets.consuming.sweep import (
 from dagster_leasehold.assets.errors import (
     QuarantineLimitExceeded,
     SweepInterrupted,
+    TooManyRoutes,
     TransformError,
 )
 from dagster_leasehold.assets.output.table.columns import ColumnAgreement
@@ -138,7 +139,7 @@ class Consumer:
         self._between_batches = between_batches
         self._open = OpenShards(store, now)
         self._log = LogOfGroup(store, stream.key, stream.source)
-        self._columns = ColumnAgreement(store, stream.key)
+        self._columns = ColumnAgreement.of_stream(store, stream)
         gaps = GapHandling(store, stream.source)
         self._opening = Opening(
             stream,
@@ -364,7 +365,7 @@ class Consumer:
                 )
             if result.columns:
                 self._columns.agree_decoded(result.columns, result.schemas)
-        except (QuarantineLimitExceeded, TransformError) as error:
+        except (QuarantineLimitExceeded, TooManyRoutes, TransformError) as error:
             self._handle_failure(batch, error)
             return None
         if note := mistimed_note(range_, result):

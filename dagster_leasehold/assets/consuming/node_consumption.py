@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
@@ -22,12 +23,12 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_r
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.assigned_location import create_assigned_table
-from dagster_leasehold.assets.output.table.columns import ColumnAgreement
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement, stream_routes
 from dagster_leasehold.assets.output.table.publish_rounds import PublishingRun, PublishRounds
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
@@ -113,6 +114,11 @@ def consume_shards(
 def _output_folder(store: LeaseStore, stream: ShardStream, deployment: Deployment) -> OutputPlace:
     """Return the folder of the group's output, whose location the catalog can assign."""
     if deployment.catalog.assigns:
+        if stream.route_column:
+            raise InvalidSetting(
+                f"Catalog {deployment.catalog.name} assigns the location of each table, and the "
+                "tables of routes share their files: remove route, or use another catalog."
+            )
         create_assigned_table(store, stream.key, stream.iceberg, deployment.catalog)
     return owned(store, deployment.output_folder(stream.key))
 
@@ -148,6 +154,7 @@ def _guarded_sweepers(
         output_root=_output_folder(store, stream, deployment),
         must_stop=lambda: not heartbeat.trusted,
         names=ColumnAgreement(store, stream.key).earlier_names(),
+        routes=partial(stream_routes, store, stream.key),
     )
     sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
     return sweeper, GuardedSeparateJobs(sweeper, on_spark.retry, guard, spark.mark_hung)

@@ -21,6 +21,7 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
+from dagster_leasehold.assets.output.routed_rows import RoutedTransform
 from dagster_leasehold.assets.output.worker_results import rows_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.spark_session import task_numbers
@@ -92,6 +93,8 @@ def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
     ship_code_of(job.transform, spark)
     if job.transform is None:
         return None
+    if isinstance(routed := getattr(job.transform, "function", None), RoutedTransform):
+        ship_code_of(routed.function, spark)
     try:
         return cloudpickle.dumps(job.transform)
     except Exception as error:

@@ -85,9 +85,10 @@ class RangeTasks:
         """Return a function that returns a new name for each file of a range."""
         shard, position = range_.shard, self.positions[range_]
 
-        def name(*, quarantine: bool, part: int) -> str:
+        def name(*, quarantine: bool, part: int, route: str) -> str:
             rest = f"{position:04d}-{uuid.uuid4().hex}"
-            return file_name(shard, self.numbers[shard], rest, quarantine=quarantine, part=part)
+            numbers = self.numbers[shard]
+            return file_name(shard, numbers, rest, quarantine=quarantine, part=part, route=route)
 
         return name
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -123,6 +123,7 @@ class SparkSweeper:
         tasks_max: the most tasks of a job; by default, one for each task that Spark runs at once,
             or two if the transform takes DataFrames.
         names: the current name of each earlier name of the table's columns.
+        routes: returns the routes that the stream already has.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class SparkSweeper:
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
+        routes: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._spark = spark
         self._session: SparkSession | None = None
@@ -143,6 +145,7 @@ class SparkSweeper:
         ranges = works_on_arrow(transform)
         self._per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._tasks_max = tasks_max
+        self._stream, self._routes = stream, routes
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
@@ -224,4 +227,8 @@ class SparkSweeper:
     def _sized(self, session: SparkSession, job: SweepJob) -> SweepJob:
         """Return the job with as many tasks as this session's Spark can run now."""
         tasks_max = self._tasks_max or self._per_core * tasks_at_once(session)
-        return replace(job, tasks_max=tasks_max)
+        partitioning = job.partitioning
+        if self._stream.route_column:
+            routing = self._stream.iceberg.routing(self._stream.route_column, self._routes())
+            partitioning = replace(partitioning, routing=routing)
+        return replace(job, tasks_max=tasks_max, partitioning=partitioning)

@@ -9,21 +9,26 @@ from dagster_leasehold.assets.decode_settings import Decode
 from dagster_leasehold.assets.decoding.formats import ColumnFormat
 from dagster_leasehold.assets.decoding.records import RecordDecoding
 from dagster_leasehold.assets.decoding.schema_registry import SchemaRegistry
+from dagster_leasehold.assets.output.routed_rows import RoutedTransform
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.shard_sources.source import record_schema
 
 
 def whole_transform(stream: ShardStream) -> Transform | ArrowTransform | None:
-    """Return a stream's transform with its decoding before it; None if it has neither.
+    """Return a stream's transform between its decoding and its routes; None if it has none.
 
     Raises:
         InvalidSetting: the file of a schema cannot be read.
     """
-    if stream.decode is None:
-        return stream.transform
-    assert isinstance(stream.transform, ArrowTransform | None)
-    return decoding(stream.decode, stream.transform)
+    transform = stream.transform
+    if stream.decode is not None:
+        assert isinstance(transform, ArrowTransform | None)
+        transform = decoding(stream.decode, transform)
+    if callable(stream.route):
+        assert isinstance(transform, ArrowTransform | None)
+        transform = ArrowTransform(RoutedTransform(stream.route, transform))
+    return transform
 
 
 def decoding(settings: Decode, transform: ArrowTransform | None = None) -> ArrowTransform:

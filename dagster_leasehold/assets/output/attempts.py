@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from dagster_leasehold.assets.errors import OutputUnwritable, SparkUnavailable
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.routes import route_suffix
 from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -102,14 +103,21 @@ def reading(path: OutputPlace, batch: str = "") -> Generator[None]:
 
 
 def file_name(
-    shard: ShardId, numbers: range, rest: str, *, quarantine: bool = False, part: int = 0
+    shard: ShardId,
+    numbers: range,
+    rest: str,
+    *,
+    quarantine: bool = False,
+    part: int = 0,
+    route: str = "",
 ) -> str:
     """Return the name of a file of records of some batches; `rest` has no dots.
 
-    `part` numbers the files of divided rows, from 1 on.
+    `part` numbers the files of divided rows, from 1 on. `route` is the route of the records, which
+    `routes.route_of` finds in the name.
     """
     kind = ".quarantine" if quarantine else ""
-    rest = f"{rest}-p{part:04d}" if part else rest
+    rest = (f"{rest}-p{part:04d}" if part else rest) + route_suffix(route)
     return f"{shard}.{numbers.start}-{numbers.stop - 1}.{rest}{kind}.parquet"
 
 

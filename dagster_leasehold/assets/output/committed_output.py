@@ -41,6 +41,7 @@ class ReadOptions(TypedDict, total=False):
     Attributes:
         shards: read only these shards.
         snapshot_id: read this snapshot instead of the newest.
+        route: read only the table of this route.
         wait: True to read everything that was committed before the call. The call waits until the
             table shows it, and raises `TableUnavailable` if nothing is published for a minute, or
             at once if a publication check holds output of these shards.
@@ -48,6 +49,7 @@ class ReadOptions(TypedDict, total=False):
 
     shards: Collection[ShardId] | None
     snapshot_id: int | None
+    route: str
     wait: bool
 
 
@@ -56,7 +58,7 @@ class CommittedOutput:
     """The committed output of one group.
 
     All methods raise `TableUnavailable` if the table or its catalog cannot be reached or a wait
-    timed out, and `OutputUnreadable` if there is no such snapshot or time column.
+    timed out, and `OutputUnreadable` if there is no such snapshot, route or time column.
 
     Attributes:
         output_root: the folder of the output, or its URI.
@@ -90,6 +92,7 @@ class CommittedOutput:
             shards=options.get("shards"),
             span=span,
             snapshot_id=options.get("snapshot_id"),
+            route=options.get("route", ""),
             catalog=self.catalog,
         )
 

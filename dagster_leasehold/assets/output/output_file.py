@@ -21,6 +21,7 @@ from dagster_leasehold.assets.output.table.columns import (
     Column,
     columns_of,
     in_stored_types,
+    of_route,
     stored_schema,
 )
 from dagster_leasehold.assets.output.table.partition_values import Partition
@@ -57,6 +58,8 @@ class OutputFile:
         place: the file, whose name is unique.
         quarantine: True for records that could not be parsed.
         partition: the values of the partition, if the rows are divided.
+        route: the route of the rows; empty for none.
+        columns: all columns of the rows of a route, also those that the file lacks.
 
     Raises:
         FileExistsError: the file exists.
@@ -71,6 +74,8 @@ class OutputFile:
         *,
         quarantine: bool,
         partition: Partition = (),
+        route: str = "",
+        columns: tuple[Column, ...] = (),
     ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -81,6 +86,9 @@ class OutputFile:
         self._schema, self._columns = (schema, ()) if quarantine else _stored(schema)
         self._quarantine = quarantine
         self._partition = partition
+        self.given = schema
+        if route:
+            self._columns = of_route(columns, route, {*schema.names})
         self._records = 0
         self._buffered: list[pa.RecordBatch] = []
         self._first: datetime | None = None
@@ -187,6 +195,11 @@ def in_stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
         TransformError: no table can have one of the columns, or a value.
     """
     return in_stored_types(rows, _stored(rows.schema)[0])
+
+
+def stored_columns(schema: pa.Schema) -> tuple[Column, ...]:
+    """Return the columns with which a file stores rows of this schema."""
+    return _stored(schema)[1]
 
 
 @lru_cache(maxsize=64)

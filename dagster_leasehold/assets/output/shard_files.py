@@ -19,36 +19,41 @@ from dagster_leasehold.assets.output.output_file import (
     OutputFile,
     in_stored_columns,
     quarantined_and_good,
+    stored_columns,
     sync_pool,
 )
-from dagster_leasehold.assets.output.table.columns import with_current_names
+from dagster_leasehold.assets.output.routed_rows import routed
+from dagster_leasehold.assets.output.table.columns import Column, with_current_names
 from dagster_leasehold.assets.output.table.partition_values import Partition, partitioned
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.partition_fields import UNDIVIDED, Partitioning
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Kind = tuple[bool, Partition]
-"""True for quarantine, and the partition of the rows."""
+_Kind = tuple[bool, str, Partition]
+"""True for quarantine; the route and the partition of the rows."""
+_QUARANTINE: _Kind = (True, "", ())
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 RUNS_PER_SHARD_MAX = 4
 
 
 @dataclass(slots=True)
 class RangeFiles:
-    """The files of one range: of records, by partition, and of records in quarantine.
+    """The files of one range: of records, by route and partition, and of records in quarantine.
 
     If the rows are not divided, there is at most one file of each kind. Once there are
-    `partitioning.open_max` partitions, the rows of further ones go into one file together.
+    `partitioning.open_max` files, the rows of further partitions of a route go into one file.
 
-    If the columns of records can vary, records with other columns begin a new file.
+    If the columns of records can vary, records with other columns begin a new file. A file of a
+    route lacks the columns in which the route has only nulls, except columns of records.
 
     Attributes:
-        names: returns a new unique name of a file, given `quarantine` and `part`.
+        names: returns a new unique name of a file, given `quarantine`, `part` and `route`.
         transform: the name of the transform; empty without one.
         columns_vary: True if records can have other columns than the records before.
         partitioning: the fields that divide the rows.
@@ -64,6 +69,8 @@ class RangeFiles:
     _open: dict[_Kind, OutputFile] = field(default_factory=dict[_Kind, OutputFile])
     _schemas: dict[bool, pa.Schema] = field(default_factory=dict[bool, "pa.Schema"])
     _syncs: list[Future[None]] = field(default_factory=list["Future[None]"])
+    _new_routes: set[str] = field(default_factory=set[str])
+    _columns_of: dict[str, set[str]] = field(default_factory=dict[str, "set[str]"])
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows in order; rows with an error go to quarantine.
@@ -74,23 +81,43 @@ class RangeFiles:
         bad, good = quarantined_and_good(rows)
         if bad is not None:
             self._begin(bad, quarantine=True)
-            self._take(bad, (True, ()))
+            self._take(bad, _QUARANTINE)
         if not good.num_rows:
             return
         if self.partitioning.names:
             good = with_current_names(good, self.partitioning.names)
-        self._begin(good, quarantine=False)
+        if self.partitioning.routing is None or not self.columns_vary:
+            self._begin(good, quarantine=False)
+        if self.partitioning.routing is None:
+            self._add_good(good, "")
+        else:
+            for route, own in routed(good, self.partitioning.routing, self._new_routes):
+                if route is None:
+                    self.add(own)
+                else:
+                    self._add_good(own, route)
+        if self.partitioning.divides and self.buffered_bytes >= BUFFERED_BYTES_MAX:
+            self.flush()
+
+    def _add_good(self, good: pa.RecordBatch, route: str) -> None:
+        full = stored_columns(good.schema) if route else ()
+        good = self._with_values(good, route) if route else good
         if not self.partitioning.fields:
-            self._take(good, (False, ()))
+            self._take(good, (False, route, ()), full)
             return
         rows_by_part = partitioned(in_stored_columns(good), self.partitioning.fields)
         for partition, own in rows_by_part:
-            kind = (False, partition)
+            kind = (False, route, partition)
             if kind not in self._open and len(self._open) >= self.partitioning.open_max:
-                kind = (False, ())
-            self._take(own, kind)
-        if self.buffered_bytes >= BUFFERED_BYTES_MAX:
-            self.flush()
+                kind = (False, route, ())
+            self._take(own, kind, full)
+
+    def _with_values(self, rows: pa.RecordBatch, route: str) -> pa.RecordBatch:
+        """Return rows without the columns in which the route had only nulls so far."""
+        names = self._columns_of.setdefault(route, {*record_schema().names})
+        columns = zip(rows.schema.names, rows.columns, strict=True)
+        names |= {name for name, column in columns if column.null_count < len(column)}
+        return rows.select([name for name in rows.schema.names if name in names])
 
     @property
     def buffered_bytes(self) -> int:
@@ -140,23 +167,31 @@ class RangeFiles:
             )
         self._schemas[quarantine] = rows.schema
         for kind in [each for each in self._open if not each[0]]:
-            full = self._open.pop(kind)
-            full.flush()
-            self._full.append(full)
+            self._close(kind)
 
-    def _take(self, rows: pa.RecordBatch, kind: _Kind) -> None:
+    def _close(self, kind: _Kind) -> None:
+        full = self._open.pop(kind)
+        full.flush()
+        self._full.append(full)
+
+    def _take(self, rows: pa.RecordBatch, kind: _Kind, columns: tuple[Column, ...] = ()) -> None:
+        """Add rows to their file; `columns` are all columns of the rows of a route."""
         if rows.num_rows == 0:
             return
-        quarantine, partition = kind
+        quarantine, route, partition = kind
+        if route and kind in self._open and not self._open[kind].given.equals(rows.schema):
+            self._close(kind)
         if kind not in self._open:
             self.folder.make_folder(exist_ok=True)
-            part = len(self._full) + len(self._open) + 1 if self.partitioning.fields else 0
+            part = len(self._full) + len(self._open) + 1 if self.partitioning.divides else 0
             self._open[kind] = OutputFile(
                 self.shard,
-                self.folder / self.names(quarantine=quarantine, part=part),
+                self.folder / self.names(quarantine=quarantine, part=part, route=route),
                 rows.schema,
                 quarantine=quarantine,
                 partition=partition,
+                route=route,
+                columns=columns,
             )
         self._open[kind].add(rows)
 

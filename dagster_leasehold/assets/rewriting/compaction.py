@@ -4,9 +4,9 @@ The ledger row of the first batch lists the merged file, with the number of its 
 rows list no file. So the ranges of the rows stay contiguous, and a reader of the ledger's files, in
 order, reads the same records as before. No record is transformed, and the source is not read.
 
-The records of each partition stay in files of their own. If the table has a sort order, each merged
-file is sorted by it, and the order of the log is lost. Sorting happens in memory, so a merge then
-writes several files if its records are many.
+The records of each route and partition stay in files of their own. If the table has a sort order,
+each merged file is sorted by it, and the order of the log is lost. Sorting happens in memory, so a
+merge then writes several files if its records are many.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from dagster_leasehold.assets.output.table.columns import (
 from dagster_leasehold.assets.output.table.partition_values import Partition
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
+from dagster_leasehold.assets.routes import route_of
 from dagster_leasehold.assets.shard_stream import Retention
 from dagster_leasehold.assets.table_settings import sort_text
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
@@ -251,7 +252,8 @@ class Compactor:
         for parts in _parts(merge):
             quarantine, order = parts[0].quarantine, self.sort_order
             paths = [(self.output_root / part.path, part.records) for part in parts]
-            name = partial(file_name, shard, numbers, "merged", quarantine=quarantine)
+            route = route_of(parts[0].path)
+            name = partial(file_name, shard, numbers, "merged", quarantine=quarantine, route=route)
             if order and not quarantine:
                 files += self._write_sorted(paths, parts[0].partition, attempt, name, len(files))
                 continue
@@ -302,12 +304,13 @@ class Compactor:
 
 
 def _parts(merge: Sequence[units.Unit]) -> list[list[DataFile]]:
-    """Return the files of a merge by partition, in order, and then the files in quarantine."""
-    parts: dict[tuple[bool, Partition], list[DataFile]] = {}
+    """Return the files of a merge by route and partition, then the files in quarantine."""
+    parts: dict[tuple[bool, str, Partition], list[DataFile]] = {}
     for quarantine in (False, True):
         for unit in merge:
             for file in units.unit_files(unit, quarantine=quarantine):
-                parts.setdefault((quarantine, file.partition), []).append(file)
+                kind = (quarantine, route_of(file.path), file.partition)
+                parts.setdefault(kind, []).append(file)
     return [*parts.values()]
 
 

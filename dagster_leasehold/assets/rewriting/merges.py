@@ -9,7 +9,8 @@ from enum import Enum
 
 from dagster_leasehold.assets.output.table import columns as table_columns
 from dagster_leasehold.assets.output.units import Unit, unit_files
-from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.assets.routes import route_of
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 
 MERGED_ROWS_MAX = 2_000
 """The most ledger rows that one swap changes, in memory and in one transaction."""
@@ -152,11 +153,16 @@ def changed_rows(unit: Unit) -> list[Batch]:
 
 
 def _bytes(unit: Unit) -> int:
-    """Return the size of the largest partition in a unit."""
+    """Return the size of the largest partition of a route in a unit."""
     sizes = Counter[object]()
     for file in unit_files(unit, quarantine=False):
-        sizes[file.partition] += file.bytes
+        sizes[_part(file)] += file.bytes
     return max(sizes.values(), default=0)
+
+
+def _part(file: DataFile) -> object:
+    """Return the files with which a file can be merged, as a key."""
+    return route_of(file.path), file.partition
 
 
 def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
@@ -183,5 +189,5 @@ def _improves(merge: Sequence[Unit], sorted_by: str) -> bool:
     good = [file for unit in merge for file in unit_files(unit, quarantine=False)]
     if len(bad) > 1 or (sorted_by and any(file.sorted_by != sorted_by for file in good)):
         return True
-    several = any(count > 1 for count in Counter(file.partition for file in good).values())
+    several = any(count > 1 for count in Counter(map(_part, good)).values())
     return several and not (sorted_by and len(merge) == 1)

@@ -30,7 +30,7 @@ from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.expired_output import expired_output
-from dagster_leasehold.assets.output.table.columns import ColumnAgreement
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement, stream_routes
 from dagster_leasehold.assets.output.units import (
     Ended,
     Unit,
@@ -133,6 +133,7 @@ def replay_on_spark(
             spark=on_spark,
             output_root=output_root,
             names=ColumnAgreement(store, stream.key).earlier_names(),
+            routes=partial(stream_routes, store, stream.key),
         )
 
         def has_ended(other: str) -> bool:
@@ -176,7 +177,7 @@ class Replayer:
     _columns: ColumnAgreement = field(init=False)
 
     def __post_init__(self) -> None:
-        self._columns = ColumnAgreement(self.store, self.stream.key)
+        self._columns = ColumnAgreement.of_stream(self.store, self.stream)
 
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.

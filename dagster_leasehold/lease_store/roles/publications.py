@@ -368,7 +368,7 @@ class Publications(Locks):
     def commit_publication(
         self, lock: PublishLock, publication: PlannedPublication, pointer: PointerMove | None = None
     ) -> Settled | LockOver | Stale | PointerMoved:
-        """Move the cursors, flag the changes and move the table's pointer, in one transaction.
+        """Move the cursors, flag the changes and move the pointers of tables, in one transaction.
 
         `LockOver`: another node has the lock. `Stale`: a cursor or a ledger's version has changed,
         a change was published already, or a pending change has to come first. `PointerMoved`:
@@ -390,8 +390,8 @@ class Publications(Locks):
                     return rows.abandon(Stale())
             elif not _follows(rows, publication):
                 return rows.abandon(Stale())
-            elif not rows.move_pointer(before.table, pointer):
-                current = rows.pointer(before.table)
+            elif (table := _unmoved(rows, before.table, pointer)) is not None:
+                current = rows.pointer(table)
                 return rows.abandon(PointerMoved(current.location if current else None))
             rows.move_cursors({each.shard: each.end for each in publication.ranges})
             numbers = set(publication.changes)
@@ -462,6 +462,20 @@ class Publications(Locks):
 def _publishable(batches: list[Batch], place: LedgerCounters) -> list[Batch]:
     hold = place.hold
     return batches if hold is None else [each for each in batches if each.sequence < hold.start]
+
+
+def _unmoved(rows: Rows, table: TableName, pointer: PointerMove) -> TableName | None:
+    """Move the pointers of a table and of its routes; return the first that has moved, or None."""
+    if not rows.move_pointer(table, pointer):
+        return table
+    for each in pointer.routes:
+        if each.before is None and rows.pointer(each.table) is None:
+            rows.add_pointer(TablePointer(each.table, each.after))
+        elif each.before is None or not rows.move_pointer(
+            each.table, PointerMove(each.before, each.after)
+        ):
+            return each.table
+    return None
 
 
 def _put(rows: Rows, before: Publication | None, after: Publication) -> None:

@@ -33,6 +33,9 @@ def cat(
         Path | None,
         typer.Option("--parquet", metavar="FILE", help="Write one new Parquet file instead."),
     ] = None,
+    route: Annotated[
+        str, typer.Option("--route", metavar="NAME", help="Print only records of this route.")
+    ] = "",
     group: options.GroupName = None,
     module: options.Module = None,
     wait: Annotated[
@@ -68,7 +71,7 @@ def cat(
         target.declared(key.stream).iceberg,
         target.settings.catalog_settings,
     )
-    plan = output.plan(shards=shards, wait=wait)
+    plan = output.plan(shards=shards, route=route, wait=wait)
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))

@@ -13,6 +13,7 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
+from dagster_leasehold.assets.output.table.columns import stream_routes
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -102,7 +103,10 @@ def consume_stream(
         node=NODE,
         run=run,
         sweeper=SparkSweeper(
-            stream=stream, spark=on_spark, output_root=local_place(home / "output")
+            stream=stream,
+            spark=on_spark,
+            output_root=local_place(home / "output"),
+            routes=lambda: stream_routes(store, stream.key),
         ),
         unfinished_by=on_spark.add_predecessor,
         heartbeat=Beat(),

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -52,16 +51,3 @@ def output_of(name: str, *values: dict[str, object]) -> pa.Table:
 def test_the_pyarrow_transform_of_the_page_runs() -> None:
     output = output_of("visits", {"path": "/Cart", "status": 200}, {"path": "/health"})
     assert output.select(["path", "status"]).to_pylist() == [{"path": "/cart", "status": 200}]
-
-
-def test_the_polars_transform_of_the_page_runs() -> None:
-    pytest.importorskip("polars")
-    output = output_of("slow_visits", {"path": "/a", "ms": 1001}, {"path": "/b", "ms": 1000})
-    assert output.select(["cursor", "path"]).to_pylist() == [{"cursor": "0", "path": "/a"}]
-
-
-def test_the_duckdb_transform_of_the_page_runs() -> None:
-    pytest.importorskip("duckdb")
-    output = output_of("hosts", {"url": "https://example.org/a"}, {"url": None})
-    assert output.column("host").to_pylist() == ["example.org", None]
-    assert output.column("attributes").to_pylist() == [[("a", "b")]] * 2

@@ -7,8 +7,9 @@ catalogs that commit by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
@@ -25,6 +26,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
     PublishLock,
+    RoutePointer,
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
@@ -48,6 +50,22 @@ class OpenTable:
 
     metadata: TableMetadata
     at: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRoute:
+    """The staged change of a route's table.
+
+    Attributes:
+        table: the table before; None if it does not exist.
+        lost_at: the location of lost metadata, which the pointer of a new table replaces.
+    """
+
+    route: str
+    name: TableName
+    table: OpenTable | None
+    staging: Staging
+    lost_at: str = ""
 
 
 class TableCatalog(Protocol):
@@ -74,9 +92,16 @@ class TableCatalog(Protocol):
         ...
 
     def publish(
-        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
+        self,
+        lock: PublishLock,
+        table: OpenTable,
+        staging: Staging,
+        publication: PlannedPublication,
+        routes: Sequence[StagedRoute] = (),
     ) -> Published:
         """Make a staged publication the newest state of the table, and settle it.
+
+        The tables of `routes` change in the same transaction.
 
         Raises:
             PublicationRefused: another writer committed to the table first.
@@ -106,7 +131,11 @@ class TableCatalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupTable:
-    """The table of one group, with its ledger, catalog and files."""
+    """The table of one group, with its ledger, catalog and files.
+
+    Attributes:
+        route_catalog: returns the catalog of the table of a route.
+    """
 
     store: LedgerAndRewrites
     key: GroupKey
@@ -114,6 +143,7 @@ class GroupTable:
     catalog: TableCatalog
     io: PlaceIO
     place: OutputPlace
+    route_catalog: Callable[[str], TableCatalog]
 
 
 @dataclass(slots=True)
@@ -176,26 +206,34 @@ class LeaseDatabaseCatalog(TableCatalog):
     @override
     @span("catalog")
     def publish(
-        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
+        self,
+        lock: PublishLock,
+        table: OpenTable,
+        staging: Staging,
+        publication: PlannedPublication,
+        routes: Sequence[StagedRoute] = (),
     ) -> Published:
-        from pyiceberg.table.update import update_table_metadata
-
-        metadata = update_table_metadata(
-            table.metadata, tuple(staging.updates), metadata_location=table.at
-        )
-        at = self._write(metadata, _version(table.at) + 1)
+        new = self._next(table, staging)
+        others = [self._next(each.table, each.staging) for each in routes]
+        moves = [
+            RoutePointer(each.name, each.lost_at or (each.table.at if each.table else None), own.at)
+            for each, own in zip(routes, others, strict=True)
+        ]
         failpoints.reach("before_publish")
-        outcome = self.store.commit_publication(lock, publication, PointerMove(table.at, at))
+        outcome = self.store.commit_publication(
+            lock, publication, PointerMove(table.at, new.at, tuple(moves))
+        )
         failpoints.reach("after_publish")
         if isinstance(outcome, Settled):
-            self._seen = OpenTable(metadata, at)
-            current = {entry.metadata_file for entry in metadata.metadata_log}
-            previous = (entry.metadata_file for entry in table.metadata.metadata_log)
-            self.io.discard(each for each in previous if each not in current)
+            self._seen = new
+            self._discard_former(table, new)
+            for each, own in zip(routes, others, strict=True):
+                self._discard_former(each.table, own)
         elif not isinstance(outcome, LockOver):
             # The transaction failed, so nothing names the staged files. They stay if the lock is
             # over: the transaction may have succeeded although its reply was lost.
-            self.io.discard([at, *staging.written])
+            written = [staging.written, *(each.staging.written for each in routes)]
+            self.io.discard([new.at, *(own.at for own in others), *chain.from_iterable(written)])
         if isinstance(outcome, PointerMoved):
             raise PublicationRefused(
                 f"Another program committed to the table of {lock.key} at the same time. The "
@@ -214,6 +252,24 @@ class LeaseDatabaseCatalog(TableCatalog):
     ) -> Published:
         # A publication to another catalog: publications to this one are never pending.
         return self.store.drop_publication(lock, publication)
+
+    def _next(self, table: OpenTable | None, staging: Staging) -> OpenTable:
+        """Write the next metadata of a table; `table` is None for a new one."""
+        from pyiceberg.table.update import update_table_metadata
+
+        if table is None:
+            return OpenTable(staging.metadata, self._write(staging.metadata, 0))
+        updates = tuple(staging.updates)
+        metadata = update_table_metadata(table.metadata, updates, metadata_location=table.at)
+        return OpenTable(metadata, self._write(metadata, _version(table.at) + 1))
+
+    def _discard_former(self, table: OpenTable | None, new: OpenTable) -> None:
+        """Delete the oldest metadata files, which a table no longer lists."""
+        current = {entry.metadata_file for entry in new.metadata.metadata_log}
+        former = table.metadata.metadata_log if table else ()
+        self.io.discard(
+            entry.metadata_file for entry in former if entry.metadata_file not in current
+        )
 
     def _load(self, at: str) -> OpenTable:
         if not self.io.contains(at):

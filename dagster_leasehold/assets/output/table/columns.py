@@ -11,11 +11,11 @@ A column of a table can also have `earlier`, the names that it had before it was
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from dagster_leasehold.assets.errors import SchemaUnusable, TransformError
+from dagster_leasehold.assets.errors import SchemaUnusable, TooManyRoutes, TransformError
 from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -25,11 +25,15 @@ from dagster_leasehold.lease_store.roles.publications import Publications
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dagster_leasehold.assets.shard_stream import ShardStream
+
 ColumnType = str | dict[str, Any]
 Column = dict[str, Any]
 """A column as JSON: `name` and `type`, and in a table also `earlier` and `removed`."""
 Columns = list[Column]
 
+ROUTES = "routes"
+"""The key of a column for the routes that have values in it."""
 DECIMAL_DIGITS_MAX = 38
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 _FIXED = re.compile(r"fixed\[(\d+)\]")
@@ -114,7 +118,8 @@ def merged(agreed: Columns, file: Columns) -> Columns:
     try:
         # The columns of a restored table can have names that the agreed ones lack.
         agreed = _in_current_names(file, agreed)
-        columns = _merged_fields("", agreed, _in_current_names(agreed, file))
+        file = _in_current_names(agreed, file)
+        columns = _with_routes(_merged_fields("", agreed, file), agreed, file)
     except _DoesNotFit as misfit:
         raise TransformError(
             f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, but "
@@ -124,6 +129,40 @@ def merged(agreed: Columns, file: Columns) -> Columns:
     if columns != agreed:
         check_names(columns)
     return columns
+
+
+def of_route(columns: Iterable[Column], route: str, names: Collection[str]) -> tuple[Column, ...]:
+    """Note a route on the columns that its file has, which are named."""
+    return tuple(
+        {**column, ROUTES: [route]} if column["name"] in names else column for column in columns
+    )
+
+
+def routes_of(columns: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the routes that are noted on columns."""
+    return {route for column in columns for route in column.get(ROUTES, ())}
+
+
+def stream_routes(store: Publications, key: GroupKey) -> set[str]:
+    """Return the routes of a stream, in one statement."""
+    publication = store.publication(key)
+    return set() if publication is None else routes_of(publication.columns.columns)
+
+
+def columns_of_route(columns: Iterable[Mapping[str, Any]], route: str) -> Columns:
+    """Return the columns that files of a route have."""
+    return [dict(column) for column in columns if route in column.get(ROUTES, ())]
+
+
+def _with_routes(columns: Columns, *sources: Iterable[Column]) -> Columns:
+    """Return columns with the routes that are noted on them in some sources."""
+    routes: dict[str, set[str]] = {}
+    for column in (each for source in sources for each in source):
+        routes.setdefault(column["name"], set()).update(column.get(ROUTES, ()))
+    return [
+        {**column, ROUTES: sorted(own)} if (own := routes[column["name"]]) else column
+        for column in columns
+    ]
 
 
 def joined(one: Columns, other: Columns) -> Columns | None:
@@ -197,11 +236,23 @@ class ColumnAgreement:
 
     If two runs add columns at the same time, the store accepts one set of columns. The other run
     reads it and adds its own columns, or is refused.
+
+    Attributes:
+        routes_max: the most routes; None if the stream has no routes.
+        fallback: the route of records with an unknown route, which does not count; empty for none.
     """
 
     store: Publications
     key: GroupKey
+    routes_max: int | None = None
+    fallback: str = ""
     _agreed: TableColumns | None = None
+
+    @classmethod
+    def of_stream(cls, store: Publications, stream: ShardStream) -> Self:
+        """Return the agreement of a stream's runs."""
+        limit = stream.iceberg.routes_max if stream.route_column else None
+        return cls(store, stream.key, limit, stream.iceberg.fallback_route)
 
     def agree_decoded(
         self, files: Iterable[Sequence[Column]], schemas: Sequence[str]
@@ -229,6 +280,7 @@ class ColumnAgreement:
 
         Raises:
             TransformError: a column does not fit the agreed one.
+            TooManyRoutes: the files have more new routes than the stream can add.
         """
         column_lists = [list(columns) for columns in files]
         agreed = self._agreed or self.read()
@@ -237,8 +289,12 @@ class ColumnAgreement:
             before = columns
             for each in column_lists:
                 columns = merged(columns, each)
+            surplus = self._surplus(before, columns)
+            columns = _without_routes(columns, surplus)
             if columns == before:
                 self._agreed = agreed
+                if surplus:
+                    raise TooManyRoutes(self.routes_max or 0)
                 return agreed
             # If another run was faster, read its columns.
             outcome = self.store.agree_columns(self.key, columns, seen_version=agreed.version)
@@ -247,6 +303,14 @@ class ColumnAgreement:
                 if isinstance(outcome, Changed)
                 else self.read()
             )
+
+    def _surplus(self, before: Columns, columns: Columns) -> set[str]:
+        """Return the new routes beyond the limit."""
+        if self.routes_max is None:
+            return set()
+        before_routes = routes_of(before) - {self.fallback}
+        new = sorted(routes_of(columns) - before_routes - {self.fallback})
+        return set(new[max(0, self.routes_max - len(before_routes)) :])
 
     def change(self, seen: TableColumns, columns: Columns, *, observer: str, reason: str) -> bool:
         """Replace the columns for an operator; return False if they are not `seen` any longer."""
@@ -265,6 +329,16 @@ class ColumnAgreement:
         """Read the columns of the table from the store."""
         publication = self.store.publication(self.key)
         return TableColumns() if publication is None else publication.columns
+
+
+def _without_routes(columns: Columns, routes: Collection[str]) -> Columns:
+    """Return columns without these routes."""
+    remaining: Columns = []
+    for column in columns:
+        own = [route for route in column.get(ROUTES, ()) if route not in routes]
+        plain = {key: value for key, value in column.items() if key != ROUTES}
+        remaining.append({**plain, ROUTES: own} if own else plain)
+    return remaining
 
 
 def _two_names(name: str, current: str) -> str:

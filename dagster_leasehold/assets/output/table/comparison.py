@@ -29,10 +29,13 @@ from typing import TypeVar
 from dagster_leasehold.assets.errors import TableUnavailable, TooManyFiles
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
+from dagster_leasehold.assets.output.table.columns import stream_routes
 from dagster_leasehold.assets.output.table.maintenance import current_files
 from dagster_leasehold.assets.output.table.marks import mark_of, table_conflict
 from dagster_leasehold.assets.output.table.publication import ShardFile, each_change
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.routes import route_of
+from dagster_leasehold.assets.table_settings import route_table
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.publication_rows import Publication, TableChange, TableName
@@ -135,6 +138,7 @@ class TableComparison:
         if sides.others:
             notes.append(f"{sides.others:,} files were not looked up.")
         sentences = [_sentence(entry, first[entry]) for entry in entries]
+        sentences += self._route_differences()
         sentences += [
             f"The file {path}, which the table names, does not exist."
             for path in absent_files(self.group.place, sides.lookups)
@@ -143,6 +147,38 @@ class TableComparison:
             sentences.append("More files differ.")
         differences = (conflict, *sentences) if conflict else tuple(sentences)
         return Comparison(sides.files, differences, tuple(notes))
+
+    def _route_differences(self) -> list[str]:
+        """Return a sentence for each route whose table differs from the stream's table."""
+        routes = sorted(stream_routes(self.group.store, self.group.key))
+        for _ in range(READS_MAX if routes else 0):
+            state = self._read_state()
+            tables = {route: self.group.route_catalog(route).find() for route in routes}
+            after = self._read_state().publication
+            if after.number == state.publication.number and after.pending is None:
+                return self._compared_routes(state, tables)
+        return []
+
+    def _compared_routes(self, state: _State, tables: Mapping[str, OpenTable | None]) -> list[str]:
+        """Compare each route's files, as counts and as the sum of their hashes."""
+        expected: dict[str, tuple[int, int, int]] = {}
+        current = () if state.table is None else current_files(self.group.io, state.table)
+        for entry in current:
+            if route := route_of(entry[0]):
+                expected[route] = _with_file(expected.get(route, (0, 0, 0)), entry)
+        sentences: list[str] = []
+        for route, table in tables.items():
+            own = (0, 0, 0)
+            for entry in () if table is None else current_files(self.group.io, table):
+                own = _with_file(own, entry)
+            if own != (target := expected.get(route, (0, 0, 0))):
+                name = route_table(self.group.name, route)
+                sentences.append(
+                    f"The table {_shown(name)} has {own[1]:,} records in {own[0]:,} files, and the "
+                    f"stream's table has {target[1]:,} records in {target[0]:,} files of this "
+                    "route, or their files differ."
+                )
+        return sentences
 
     def corrections(
         self, table: OpenTable | None
@@ -278,6 +314,11 @@ def _expected(state: _State) -> tuple[set[str], set[str]]:
     """Return the files that waiting changes add, and the files that they remove."""
     additions = {file.path for change in state.changes for file in change.added}
     return additions, {path for change in state.changes for path in change.removed}
+
+
+def _with_file(sums: tuple[int, int, int], entry: FileEntry) -> tuple[int, int, int]:
+    files, records, hashes = sums
+    return files + 1, records + entry[1], (hashes + hash(entry)) & _MASK
 
 
 def _foreign(path: str) -> bool:

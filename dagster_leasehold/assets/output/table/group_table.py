@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from uuid import UUID, uuid4
 
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
+from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable, TableCatalog
+from dagster_leasehold.assets.output.table.columns import stream_routes
 from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
@@ -16,8 +18,9 @@ from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.output.table.shard_states import Watermark
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings, route_table
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
@@ -37,22 +40,49 @@ def build_publisher(
 
     `watermark` returns the largest event time of a batch, or None.
     """
-    io = PlaceIO(place, location_of(place))
     name = settings.table_name(catalog.name, key)
-    table_catalog = open_catalog(catalog, name, store, io, lambda: new_id().hex)
-    group = GroupTable(store, key, name, table_catalog, io, place)
+    group = _group_table(store, key, catalog, name, place, new_name=lambda: new_id().hex)
     return Publisher(group, settings, now_ms, new_id, watermark)
 
 
+def _group_table(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    catalog: CatalogSettings,
+    name: TableName,
+    place: OutputPlace,
+    *,
+    new_name: Callable[[], str] = lambda: "",
+) -> GroupTable:
+    io = PlaceIO(place, location_of(place))
+
+    @cache
+    def of_route(route: str) -> TableCatalog:
+        return open_catalog(catalog, route_table(name, route), store, io, new_name)
+
+    own = open_catalog(catalog, name, store, io, new_name)
+    return GroupTable(store, key, name, own, io, place, of_route)
+
+
 def find_table(
-    store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
+    store: Publications,
+    key: GroupKey,
+    catalog: CatalogSettings,
+    place: OutputPlace,
+    route: str = "",
 ) -> tuple[OpenTable, PlaceIO] | None:
-    """Return the table of a group and the access to its metadata; None if nothing was published."""
+    """Return the table of a group, or of one of its routes, and the access to its metadata.
+
+    The result is None if nothing was published.
+    """
     publication = store.publication(key)
     name = None if publication is None else publication.table
     if publication is None or name is None:
         return None
     io = PlaceIO(place, location_of(place))
+    if route:
+        table = open_catalog(catalog, route_table(name, route), store, io).find()
+        return None if table is None else (table, io)
     table = open_catalog(catalog, name, store, io).find()
     if table is None and publication.number:
         raise TableUnavailable(
@@ -70,9 +100,7 @@ def comparison_of(
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
-    io = PlaceIO(place, location_of(place))
-    table_catalog = open_catalog(catalog, publication.table, store, io)
-    return TableComparison(GroupTable(store, key, publication.table, table_catalog, io, place))
+    return TableComparison(_group_table(store, key, catalog, publication.table, place))
 
 
 def files_of_table(
@@ -92,6 +120,7 @@ def files_of_table(
         )
     io = PlaceIO(place, location_of(place))
     newest = open_catalog(catalog, name, store, io).newest_state()
-    published = find_table(store, key, catalog, place)
-    states = (None if published is None else published[0], newest)
+    routes = ["", *sorted(stream_routes(store, key))] if name is not None else [""]
+    published = [find_table(store, key, catalog, place, route) for route in routes]
+    states = (newest, *(None if each is None else each[0] for each in published))
     return {path for table in states if table is not None for path in data_files(io, table)}

@@ -22,10 +22,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.table.catalogs import OpenTable
-from dagster_leasehold.assets.output.table.marks import mark_of
+from dagster_leasehold.assets.output.table.marks import files_root, mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.snapshot_contents import cursor_files
-from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, ROUTES_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
     before_ns = place.now_ns() - int(older_than.total_seconds() * 1e9)
     return [
         entry.path
-        for entry in place.entries(METADATA_FOLDER)
+        for folder in (METADATA_FOLDER, ROUTES_FOLDER)
+        for entry in place.entries(folder)
         if not entry.folder and entry.modified_ns < before_ns
     ]
 
@@ -45,7 +46,7 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
 def orphaned_files(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
     """Return the metadata files that no snapshot of these tables names."""
     named = {
-        location.removeprefix(f"{table.metadata.location}/")
+        location.removeprefix(f"{io.location}/")
         for table in tables
         for location in _metadata_files(io, table)
     }
@@ -54,7 +55,7 @@ def orphaned_files(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[s
 
 def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
     """Return the data files that any snapshot of the table names, by their ledger paths."""
-    root = f"{table.metadata.location}/"
+    root = f"{files_root(table.metadata)}/"
     return {
         entry.data_file.file_path.removeprefix(root)
         for manifest in _manifests(io, table)
@@ -64,7 +65,7 @@ def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
 
 def current_files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[str, int]]:
     """Yield the ledger path and the records of each file of the newest snapshot."""
-    root = f"{table.metadata.location}/"
+    root = f"{files_root(table.metadata)}/"
     for file in current_entries(io, table):
         yield file.file_path.removeprefix(root), file.record_count
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MARK_PROPERTY = "leasehold.mark"
 PUBLICATION_KEY = "leasehold.publication"
+GROUP_KEY = "leasehold.group"
+FILES_PROPERTY = "leasehold.files"
+"""The property of a route's table with the location of its data files, the stream's table."""
 REMEDY = (
     "run `leasehold verify` to see the differences, then make the table follow the ledger with "
     "`leasehold table create --adopt`"
@@ -55,6 +58,11 @@ class Mark:
     def __str__(self) -> str:
         """Return the value of the property."""
         return json.dumps(asdict(self))
+
+
+def files_root(metadata: TableMetadata) -> str:
+    """Return the location below which the data files of a table are."""
+    return metadata.properties.get(FILES_PROPERTY, metadata.location).rstrip("/")
 
 
 def mark_of(metadata: TableMetadata) -> Mark | None:

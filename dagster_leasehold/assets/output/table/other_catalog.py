@@ -15,7 +15,7 @@ is published until an operator adopts the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from dagster_leasehold.assets.output.table.catalogs import (
     LeaseDatabaseCatalog,
     OpenTable,
     Published,
+    StagedRoute,
     TableCatalog,
 )
 from dagster_leasehold.assets.output.table.marks import mark_of
@@ -52,12 +53,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OtherCatalog(TableCatalog):
-    """A catalog of PyIceberg: REST, Glue, Hive, or another database."""
+    """A catalog of PyIceberg: REST, Glue, Hive, or another database.
+
+    Attributes:
+        follow: receives the id of each publication that is in the table, before the publication
+            is settled; it changes the tables of routes.
+    """
 
     store: Publications
     catalog: Catalog
     io: PlaceIO
     name: TableName
+    follow: Callable[[str], None] = lambda _: None
 
     @override
     def find(self) -> OpenTable | None:
@@ -132,8 +139,14 @@ class OtherCatalog(TableCatalog):
     @override
     @span("catalog")
     def publish(
-        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
+        self,
+        lock: PublishLock,
+        table: OpenTable,
+        staging: Staging,
+        publication: PlannedPublication,
+        routes: Sequence[StagedRoute] = (),
     ) -> Published:
+        assert not routes, "The tables of routes follow the stream's table."
         request = _request(self.name, table.metadata, staging, publication)
         at = self._request_at(table, publication)
         self.io.write(at, request.model_dump_json().encode())
@@ -171,6 +184,17 @@ class OtherCatalog(TableCatalog):
                 self.io.discard([states_location(table.metadata.location, publication.id)])
         return outcome
 
+    def send_staged(
+        self, table: OpenTable, staging: Staging, publication: PlannedPublication
+    ) -> None:
+        """Commit a staged change of a route's table, whose mark names the publication.
+
+        Raises:
+            PublicationRefused, TableUnavailable: as `publish`.
+        """
+        request = _request(self.name, table.metadata, staging, publication)
+        self._submit(publication, request)
+
     def _send(
         self,
         lock: PublishLock,
@@ -178,6 +202,11 @@ class OtherCatalog(TableCatalog):
         publication: PlannedPublication,
         request: CommitTableRequest,
     ) -> Published:
+        self._submit(publication, request)
+        failpoints.reach("after_publish")
+        return self._commit(lock, table, publication)
+
+    def _submit(self, publication: PlannedPublication, request: CommitTableRequest) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
         name = self.name
@@ -201,16 +230,16 @@ class OtherCatalog(TableCatalog):
             raise
         except Exception as error:
             raise self._unavailable(error) from error
-        failpoints.reach("after_publish")
-        return self._commit(lock, table, publication)
 
     def _commit(
         self, lock: PublishLock, table: OpenTable, publication: PlannedPublication
     ) -> Published:
+        self.follow(publication.id)
         outcome = self.store.commit_publication(lock, publication)
         assert not isinstance(outcome, PointerMoved)
         if isinstance(outcome, Settled):
-            self.io.discard([self._request_at(table, publication)])
+            at = self._request_at(table, publication)
+            self.io.discard([at, at.replace(".request.json", ".routes.json")])
         return outcome
 
     def _request_at(self, table: OpenTable, publication: PlannedPublication) -> str:

@@ -28,6 +28,7 @@ from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.completeness import Completeness, ShardsSeen
 from dagster_leasehold.assets.output.table.maintenance import old_metadata, orphaned_files
 from dagster_leasehold.assets.output.table.marks import (
+    GROUP_KEY,
     MARK_PROPERTY,
     PUBLICATION_KEY,
     REMEDY,
@@ -45,6 +46,7 @@ from dagster_leasehold.assets.output.table.publication import (
 from dagster_leasehold.assets.output.table.publication_audit import CheckedBacklog, PublicationAudit
 from dagster_leasehold.assets.output.table.publish_locks import CREATED, LOST, STALE, PublishReport
 from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
+from dagster_leasehold.assets.output.table.route_tables import RouteTables
 from dagster_leasehold.assets.output.table.schemas import columns_of_table
 from dagster_leasehold.assets.output.table.shard_states import (
     States,
@@ -81,7 +83,6 @@ from dagster_leasehold.lease_store.tracing import note, span
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-GROUP_KEY = "leasehold.group"
 ADOPTION_TAG = "before-adoption"
 """The prefix of the tag of the snapshot before an adoption."""
 NEW_TABLE_PROPERTIES = {
@@ -123,8 +124,10 @@ class Publisher:
     new_id: Callable[[], UUID]
     watermark: Watermark = lambda _: None
     _agreement: ColumnAgreement = field(init=False)
+    _routes: RouteTables = field(init=False)
 
     def __post_init__(self) -> None:
+        self._routes = RouteTables(self.group, self.settings, self.now_ms, self.new_id)
         self._agreement = ColumnAgreement(self.group.store, self.group.key)
 
     @property
@@ -226,6 +229,13 @@ class Publisher:
             TableUnavailable: the catalog or the output cannot be reached, or files of the table do
                 not exist.
         """
+        self._routes.corrects = True
+        try:
+            return self._adopt(lock, log)
+        finally:
+            self._routes.corrects = False
+
+    def _adopt(self, lock: PublishLock, log: Callable[[str], None]) -> PublishReport:
         lost_at = ""
         try:
             table = self.group.catalog.find()
@@ -287,7 +297,9 @@ class Publisher:
         old = old_metadata(self.group.place, older_than)
         table = self.group.catalog.find() if old else None
         newest = self.group.catalog.newest_state() if old else None
-        orphans = orphaned_files(self.group.io, filter(None, (table, newest)), old) if table else ()
+        routes = self._routes.tables() if old else ()
+        tables = filter(None, (table, newest, *routes))
+        orphans = orphaned_files(self.group.io, tables, old) if table else ()
         publication = self.group.store.publication(self.group.key)
         if publication is None or publication.epoch != lock.epoch or publication.pending:
             return 0
@@ -333,7 +345,10 @@ class Publisher:
             complete = Completeness()
         planned, staging = self._staged(lock, table, plan, complete, adopts=adopts)
         failpoints.reach("after_stage")
-        outcome = self.group.catalog.publish(lock, table, staging, planned)
+        mark = mark_of(staging.metadata)
+        assert mark is not None, "A staged publication has a mark."
+        routes = self._routes.prepared(mark, plan, staging)
+        outcome = self.group.catalog.publish(lock, table, staging, planned, routes)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:
                 self.group.io.discard({before.states} - cursor_files(staging.metadata))

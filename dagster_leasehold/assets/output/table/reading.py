@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import reading, shard_and_batches
-from dagster_leasehold.assets.output.table.columns import stored_schema
+from dagster_leasehold.assets.output.table.columns import stored_schema, stream_routes
+from dagster_leasehold.assets.output.table.marks import files_root
 from dagster_leasehold.assets.output.table.schemas import (
     SHARD_COLUMN,
     TIME_COLUMN,
@@ -23,7 +24,7 @@ from dagster_leasehold.assets.output.table.schemas import (
 )
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import THE_LEASE_DATABASE, CatalogSettings
-from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.lease_store.times import time_text
@@ -157,17 +158,20 @@ def plan_table(
     shards: Collection[ShardId] | None = None,
     span: EventSpan = ALWAYS,
     snapshot_id: int | None = None,
+    route: str = "",
     catalog: CatalogSettings = THE_LEASE_DATABASE,
 ) -> TablePlan:
     """Plan a scan of the table of a group; before its first publication, the plan is empty.
 
     Args:
+        route: read the table of this route instead.
         shards: only these shards; None for all.
         span: only files that can contain records of this span.
         snapshot_id: the id of an earlier snapshot.
 
     Raises:
-        OutputUnreadable: the table has no such snapshot, or another writer has written to it.
+        OutputUnreadable: the table has no such snapshot, or another writer has written to it; or
+            the stream has no such route.
     """
     # It loads PyIceberg.
     from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -175,8 +179,10 @@ def plan_table(
 
     from dagster_leasehold.assets.output.table.group_table import find_table
 
-    published = find_table(store, key, catalog, place)
+    published = find_table(store, key, catalog, place, route)
     if published is None:
+        if route:
+            raise no_route(route, key, stream_routes(store, key))
         return TablePlan((), record_schema())
     (table, io), scan = published, cast(Any, DataScan)
     metadata = table.metadata
@@ -190,7 +196,7 @@ def plan_table(
     schema = scan(metadata, io, snapshot_id=snapshot_id).projection()
     row_filter = _row_filter(schema, shards, span)
     tasks = scan(metadata, io, row_filter, snapshot_id=snapshot_id).plan_files()
-    root, own = f"{metadata.location}/", shard_field(metadata.schema())
+    root, own = f"{files_root(metadata)}/", shard_field(metadata.schema())
     files: list[PlannedFile] = []
     for task in tasks:
         path: str = task.file.file_path.removeprefix(root)
@@ -209,6 +215,14 @@ def plan_table(
             files.append(PlannedFile(shard, numbers, place / path, task.file.record_count))
     arrow = stored_schema(schema_to_pyarrow(schema, include_field_ids=False))
     return TablePlan(tuple(sorted(files, key=_position)), arrow, names_in_files(metadata, schema))
+
+
+def no_route(route: str, key: GroupKey, routes: Collection[str]) -> OutputUnreadable:
+    """Return the error for a route without a table."""
+    names = ", ".join(sorted(routes)) or "none yet"
+    return OutputUnreadable(
+        f"The output of {key} has no table of route {shown(route)}; its routes are: {names}."
+    )
 
 
 def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan) -> Any:

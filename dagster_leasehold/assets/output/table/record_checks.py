@@ -17,6 +17,7 @@ from dagster_leasehold.assets.output.attempts import (
 from dagster_leasehold.assets.output.output_file import OutputFile
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.publication_check import PublicationCheck
+from dagster_leasehold.assets.routes import route_of
 from dagster_leasehold.lease_store.errors import LeaseholdError, one_line, plain_reason, shown
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile
 
@@ -211,7 +212,7 @@ class QuarantiningRewrite:
                 if good.num_rows == 0:
                     continue
                 if own is None:
-                    name = self._name(part=part)
+                    name = self._name(part=part, route=route_of(file.path))
                     place = self.folder / attempt / name
                     own = OutputFile(
                         self.batch.shard,
@@ -250,9 +251,9 @@ class QuarantiningRewrite:
             rows = rows.filter(passed)
         return rows
 
-    def _name(self, *, quarantine: bool = False, part: int = 0) -> str:
-        numbers = range(self.batch.sequence, self.batch.last + 1)
-        return file_name(self.batch.shard, numbers, "checked", quarantine=quarantine, part=part)
+    def _name(self, *, quarantine: bool = False, part: int = 0, route: str = "") -> str:
+        shard, numbers = self.batch.shard, range(self.batch.sequence, self.batch.last + 1)
+        return file_name(shard, numbers, "checked", quarantine=quarantine, part=part, route=route)
 
 
 def quarantine_rows(rows: pa.Table, error: str) -> pa.Table:

@@ -20,6 +20,7 @@ from dagster_leasehold.assets.output.table.manifests import (
     Manifests,
     level_suffix,
 )
+from dagster_leasehold.assets.output.table.marks import files_root
 from dagster_leasehold.assets.output.table.publication import SnapshotPlan
 from dagster_leasehold.assets.output.table.schemas import (
     evolved,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate
 
 METADATA_FOLDER = "metadata"
+ROUTES_FOLDER = "routes"
+"""The folder of the metadata of routes' tables, below the stream's output."""
 MAPPING_PROPERTY = "schema.name-mapping.default"
 EXPIRED_AT_ONCE = 10
 """The most snapshots that one publication expires, which bounds its time."""
@@ -144,7 +147,7 @@ class Staging:
 
         parent = self.metadata.current_snapshot()
         snapshot_id = self.new_id()
-        root, orders = self.metadata.location.rstrip("/"), sort_orders(self.metadata)
+        root, orders = files_root(self.metadata), sort_orders(self.metadata)
         form = FileForm(self.metadata.schema(), self.specs, root, orders)
         added = [form.data_file(shard, file) for shard, file in plan.added]
         manifests = Manifests(self.io, self.metadata, self.specs, snapshot_id, self._new_manifest)

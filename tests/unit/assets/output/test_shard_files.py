@@ -210,7 +210,7 @@ def test_other_columns_begin_a_new_file_if_they_follow_schemas(
     numbers = count()
     files = RangeFiles(
         local_place(tmp_path),
-        lambda *, quarantine, part: f"{next(numbers)}-{quarantine}.parquet",
+        lambda *, quarantine, part, route: f"{next(numbers)}-{quarantine}.parquet",
         ShardId("a"),
         "visits",
         columns_vary=columns_vary,
