@@ -204,6 +204,8 @@ def error(status: int, message: str) -> dict[str, Any]:
 def get(catalog: SqlCatalog, path: list[str], assigning: Assigning | None) -> dict[str, Any]:
     if path == ["config"]:
         return {"defaults": {}, "overrides": {}} if assigning is None else assigning.config()
+    if path[0] == "namespaces" and len(path) == 2:
+        return {"namespace": [path[1]], "properties": catalog.load_namespace_properties(path[1])}
     _, namespace, _, name, *rest = path
     table = catalog.load_table((namespace, name))
     if assigning is None:
@@ -222,6 +224,14 @@ def post(
         namespace = json.loads(body)["namespace"]
         catalog.create_namespace(tuple(namespace))
         return {"namespace": namespace, "properties": {}}
+    if path == ["tables", "rename"]:
+        names = [json.loads(body)[each] for each in ("source", "destination")]
+        catalog.rename_table(*((*each["namespace"], each["name"]) for each in names))
+        return {}
+    if path[-1] == "register":
+        registration = json.loads(body)
+        name = (path[1], registration["name"])
+        return answer(catalog.register_table(name, registration["metadata-location"]))
     if len(path) == 3:
         new = CreateTableRequest.model_validate({"location": None} | json.loads(body))
         at = new.location if assigning is None else assigning.new_location(new.location)

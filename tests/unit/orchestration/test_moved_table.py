@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.orchestration.command_line import main
 from tests.declared import declare, stream_text
+from tests.rest_catalog import give_token, rest_catalog
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 if TYPE_CHECKING:
@@ -132,6 +133,23 @@ def test_a_table_is_renamed_within_its_catalog(scene: Scene, catalog: str) -> No
     if catalog == "lake":
         assert scene.open("lake").load_table(("web", "visits")).scan().to_arrow().num_rows == 22
         assert scene.open("lake").list_tables("leasehold") == []
+
+
+def test_a_table_moves_to_a_rest_catalog_and_is_renamed_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_token(monkeypatch)
+    with rest_catalog(scene.root) as uri:
+        monkeypatch.setenv("LEASEHOLD_CATALOG", "lake")
+        properties = json.dumps({"type": "rest", "uri": uri})
+        monkeypatch.setenv("LEASEHOLD_CATALOG_PROPERTIES", properties)
+        assert scene.call("move") == 0
+        scene.more(1)
+        scene.rename("web.visits")
+        assert scene.call("move") == 0
+        scene.more(1)
+        assert scene.table() == TableName("lake", "web", "visits")
+        assert scene.pointer(FORMER) is None
 
 
 @pytest.mark.parametrize("renames", [False, True])
