@@ -26,7 +26,13 @@ import psutil
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.live_deployment import LiveDeployment
-from benchmarks.figures.process_tree import MEBIBYTE, adopt_orphans, memory_bytes, part_of
+from benchmarks.figures.process_tree import (
+    MEBIBYTE,
+    adopt_orphans,
+    memory_bytes,
+    part_of,
+    wait_for_orphans,
+)
 
 SHARDS = 8
 IDLE_LIMIT_S = 20.0
@@ -38,8 +44,9 @@ def processes_below() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def rows_at(state: str, nodes: int) -> Iterator[dict[str, Any]]:
+def rows_at(state: str, nodes: int, deployment: LiveDeployment) -> Iterator[dict[str, Any]]:
     """Yield a row for each part of the deployment, and one for all."""
+    wait_for_orphans([deployment.process.pid])  # processes that have ended would count
     processes, memory = Counter[str](), Counter[str]()
     for process in processes_below():
         part = part_of(process)
@@ -63,14 +70,14 @@ def measure(home: Path, nodes: int) -> list[dict[str, Any]]:
         for shard in range(SHARDS):
             deployment.log.append(str(shard), [b"a record"])
         deployment.catch_up()
-        rows = [*rows_at("following", nodes)]
+        rows = [*rows_at("following", nodes, deployment)]
         deployment.settle()
         deadline = time.monotonic() + REST_MAX_S
         while any(part_of(each) == "Spark" for each in processes_below()):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Spark has not ended after {REST_MAX_S:.0f} s")
             time.sleep(5)
-        return [*rows, *rows_at("at rest", nodes)]
+        return [*rows, *rows_at("at rest", nodes, deployment)]
 
 
 def main() -> None:
