@@ -1,17 +1,20 @@
 """The proof after every incident: the journal and the ledger, and each record once.
 
-Each file has records of one partition. A file that compaction has written is sorted.
+Each file has records of one route and partition, and each record is also in the table of its
+route, once. A file that compaction has written is sorted.
 """
 
 from __future__ import annotations
 
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.units import Unit, each_unit
 from dagster_leasehold.assets.places.address import Output, output_place
+from dagster_leasehold.assets.routes import parsed_route, route_of
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
-from tests.chaos.stream import KEY
+from tests.chaos.stream import KEY, KINDS, TABLE
 from tests.ledger_output import ledger_records
 
 
@@ -20,6 +23,7 @@ class Proof:
 
     def __init__(self, store: LeaseStore, output: Output) -> None:
         self._store = store
+        self._root = output
         self._output = output_place(output)
         self._checked: dict[ShardId, int] = {}
 
@@ -50,11 +54,13 @@ class Proof:
         shard, start, end = unit[0].shard, int(unit[0].start), int(unit[-1].end)
         for file in (file for batch in unit for file in batch.files):
             with (self._output / file.path).parquet() as parquet:
-                rows = parquet.read(["text", "n", "part"]).to_pydict()
+                rows = parquet.read(["text", "n", "part", "kind"]).to_pydict()
             texts += rows["text"]
             numbers, parts = rows["n"], {*rows["part"]}
             if parts != {dict(file.partition).get("part")}:
                 sentences.append(f"{file.path} has records of {parts}, not of {file.partition}")
+            if {*map(parsed_route, rows["kind"])} != {route_of(file.path)}:
+                sentences.append(f"{file.path} has records of {set(rows['kind'])}")
             if file.sorted_by and numbers != sorted(numbers, reverse=True):
                 sentences.append(f"{file.path} is not sorted by {file.sorted_by}")
         if start > at or in_order(texts) != expected(shard, start, end):
@@ -73,6 +79,23 @@ class Proof:
             ]
             if in_order(texts) != expected(shard, 0, count):
                 sentences.append(f"shard {shard} has {len(texts)} of {count} records, or others")
+        return sentences + self._violations_in_routes(written)
+
+    def _violations_in_routes(self, written: dict[ShardId, int]) -> list[str]:
+        """Compare the table of each route with all that was written for it."""
+        output = CommittedOutput(self._store, KEY, self._root, TABLE)
+        sentences: list[str] = []
+        for place, kind in enumerate(KINDS):
+            if not (route := parsed_route(kind)):
+                continue
+            rows = output.dataset(route=route, wait=True).to_table(columns=["text"])
+            target = [
+                text
+                for shard, count in written.items()
+                for text in expected(shard, 0, count)[place :: len(KINDS)]
+            ]
+            if sorted(rows["text"].to_pylist()) != sorted(target):
+                sentences.append(f"route {route} has {rows.num_rows} of {len(target)} records")
         return sentences
 
 

@@ -37,7 +37,9 @@ WITH_FRAMES = "a"
 SCHEMA = Path(__file__).with_name("order.avsc")
 _PARSED = fastavro.parse_schema(json.loads(SCHEMA.read_text("utf-8")))
 PARTS = 3
+KINDS = ("clicks", "views", "no route")
 ORDER = "n desc"
+TABLE = TableSettings(partitioning=("shard_id", "part"), sort_order=(ORDER,))
 
 
 def log_folder(home: Path) -> Path:
@@ -47,7 +49,8 @@ def log_folder(home: Path) -> Path:
 def record(shard: str, number: int) -> bytes:
     """Return the value of a record."""
     value = io.BytesIO()
-    fields = {"text": f"{shard}:{number}", "n": number, "part": number % PARTS}
+    kind = KINDS[number % len(KINDS)]
+    fields = {"text": f"{shard}:{number}", "n": number, "part": number % PARTS, "kind": kind}
     fastavro.schemaless_writer(value, _PARSED, fields)
     return value.getvalue()
 
@@ -56,7 +59,7 @@ def decoded(rows: Any) -> Any:
     """Return a DataFrame with the columns that `decode` makes, in place of the values."""
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        types = {"text": pa.string(), "n": pa.int64(), "part": pa.int32()}
+        types = {"text": pa.string(), "n": pa.int64(), "part": pa.int32(), "kind": pa.string()}
         for batch in batches:
             at = batch.schema.get_field_index("value")
             values = [io.BytesIO(value) for value in batch.column(at).to_pylist()]
@@ -68,7 +71,7 @@ def decoded(rows: Any) -> Any:
             yield rows
 
     types = "shard_id string, cursor string, event_time timestamp, key binary, value binary"
-    columns = "attributes map<string, string>, text string, n long, part int"
+    columns = "attributes map<string, string>, text string, n long, part int, kind string"
     return rows.mapInArrow(decode, f"{types}, {columns}")
 
 
@@ -83,7 +86,8 @@ def stream_of(home: Path, nodes: Sequence[str] = ()) -> ShardStream:
         source=LocalLog(log_folder(home)),
         transform=decoded if frames else None,
         decode=None if frames else Decode("avro", schema=str(SCHEMA)),
-        iceberg=TableSettings(partitioning=("shard_id", "part"), sort_order=(ORDER,)),
+        route="kind",
+        iceberg=TABLE,
         retention=Retention(compact_after_s=10.0),
         limits=Limits(records_max=20_000),
         pace=Pace(
