@@ -130,6 +130,15 @@ def test_a_format_is_a_word_or_has_settings(project: Project, declared: Any) -> 
     assert refusals(ShardStreamComponent, decode=declared) == []
 
 
+def test_a_route_is_a_column_with_limits(project: Project) -> None:
+    table = {"routes_max": 5, "unknown_routes": "quarantine"}
+    stream = only_stream(project(visits=stream_in_yaml(route="kind", iceberg=table)))
+    assert (stream.route_column, stream.iceberg.routes_max) == ("kind", 5)
+    assert stream.iceberg.unknown_routes == "quarantine"
+    assert refusals(ShardStreamComponent, route="kind", iceberg=table) == []
+    assert refusals(ShardStreamComponent, iceberg={"unknown_routes": "no route"}) != []
+
+
 def test_publication_checks_are_functions_or_predicates(project: Project) -> None:
     checks = [
         "web_logs.checks.paths",
