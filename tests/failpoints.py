@@ -64,6 +64,7 @@ class Failpoint(Enum):
     IN_HOLD_PUBLICATION = 50, "holds of shards are being written"
     IN_REWRITE_UNPUBLISHED = 51, "the ledger's files of a checked batch are being swapped"
     AFTER_ROUTE = 52, "a route's table shows a publication, other routes' tables do not"
+    BEFORE_RENAME = 53, "another catalog has the moved table, the lease database its former name"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

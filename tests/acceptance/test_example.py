@@ -159,5 +159,7 @@ def test_hours_are_computed_once_all_shards_have_passed_them(project: Path) -> N
     assert "Applied." in outputs[f"{renaming} --apply"]
     assert '"product": "ink"' in outputs["cat orders"]
     assert "gift" not in outputs["cat orders"]
+    assert outputs["cat orders --route writing"].count('"kind": "writing"') == 2
+    assert "paper" not in outputs["cat orders --route writing"]
     files = [file for batch in store.batches(KEY) for file in batch.files if not file.quarantine]
     assert {dict(file.partition).get("status") for file in files} >= {200, 500, 503}

@@ -19,7 +19,7 @@ from tests.simulation.protocol.configuration import FaultRates
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.test_protocol import config
 
-SEEDS = range(6)
+SEEDS = range(10)
 LOSSES = range(349, 354)
 """Seeds with one that loses the decisive reply: most lost replies do no harm."""
 TROUBLE = FaultRates(

@@ -27,7 +27,6 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.source import (
     BoundedFromCursors,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+
+    from dagster_leasehold.lease_store.rules.liveness import Clock
 
 SEARCHING_FRACTION = 0.1
 SEARCHING_MIN_S = 60.0

@@ -45,7 +45,9 @@ def prices(records: pa.Table) -> pa.ChunkedArray:
 orders = ShardStream(
     "orders",
     named_source("local_log", "orders"),
-    decode=Decode("json", schema="id bigint, item string, price double"),
+    decode=Decode("json", schema="id bigint, item string, price double, kind string"),
+    # Each kind of item also has a table of its own.
+    route="kind",
     iceberg=TableSettings(publication_checks=(prices,)),
 )
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -19,10 +20,13 @@ from tests.integration.assets import (
     test_assigned_location,
     test_crash_windows,
     test_gaps_killed,
+    test_held_publications_killed,
     test_publishing_killed,
     test_rewriting_killed,
+    test_routes_killed,
 )
 from tests.integration.lease_store import test_planning_killed
+from tests.unit.orchestration import test_moved_table
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -55,9 +59,12 @@ def test_every_failpoint_is_used_by_a_kill_test() -> None:
         *test_assigned_location.POINTS,
         *test_crash_windows.POINTS,
         *test_gaps_killed.POINTS,
+        *chain.from_iterable(test_held_publications_killed.POINTS.values()),
         *test_planning_killed.POINTS,
         *test_publishing_killed.POINTS,
+        *test_moved_table.POINTS,
         *test_rewriting_killed.POINTS,
+        *test_routes_killed.POINTS,
         *test_rewriting_killed.VACUUM_POINTS,
         *test_rewriting_killed.EXPIRY_POINTS,
         *[each.point for each in played if isinstance(each, AtFailpoint) and not each.freeze],

@@ -84,7 +84,7 @@ def prints(parent: ast.AST) -> bool:
     match parent:
         case ast.FormattedValue() | ast.Tuple() | ast.List() | ast.GeneratorExp():
             return True
-        case ast.keyword(arg="reason"):
+        case ast.Dict() | ast.keyword(arg="reason"):
             return True
         case ast.Call(func=ast.Attribute(attr="hear")):
             return True  # the simulation searches all messages for its secret

@@ -82,8 +82,8 @@ def test_row_counts_of_conditional_writes_are_checked() -> None:
     assert unread == {
         "_delete_batches", "_force", "_release", "_insert", "abandon_intent",
         "change_group", "delete_group", "drop_publication", "reset_folding", "mark_delivered",
-        "prune_gaps", "prune_journal", "rewrite_batches", "rewrite_unpublished", "settle_event",
-        "withdraw",
+        "prune_gaps", "prune_journal", "remove_pointer", "rewrite_batches", "rewrite_unpublished",
+        "settle_event", "withdraw",
     }  # fmt: skip
 
 

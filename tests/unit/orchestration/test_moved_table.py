@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.orchestration.command_line import main
 from tests.declared import declare, stream_text
+from tests.failpoints import Failpoint
 from tests.rest_catalog import give_token, rest_catalog
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+POINTS = (Failpoint.BEFORE_RENAME,)
+PROGRAM = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
 FORMER = TableName("leasehold", "leasehold", "demo")
 
 
@@ -153,26 +160,18 @@ def test_a_table_moves_to_a_rest_catalog_and_is_renamed_there(
 
 
 @pytest.mark.parametrize("renames", [False, True])
-def test_an_interrupted_move_is_repeated(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, renames: bool
-) -> None:
+def test_an_interrupted_move_is_repeated(scene: Scene, renames: bool) -> None:
     scene.use("lake")
     if renames:
         assert scene.call("move") == 0
         scene.rename("web.visits")
     before = scene.table()
 
-    class Killed(BaseException):
-        pass
-
-    def killed(name: str) -> None:
-        if name == "before_rename":
-            raise Killed
-
-    with monkeypatch.context() as context:
-        context.setattr(failpoints, "reach", killed)
-        with pytest.raises(Killed):
-            scene.call("move")
+    [point] = POINTS
+    command = [*PROGRAM, "table", "move", "demo", "--home", str(scene.home)]
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: point.label}
+    killed = subprocess.run(command, env=environment, timeout=100, check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert scene.table() == before
     assert scene.call("move") == 0
     scene.more(1)

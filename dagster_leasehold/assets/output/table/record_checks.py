@@ -40,14 +40,14 @@ class CheckResult:
     Attributes:
         failed: the number of records that failed.
         records: the number of records of the batch.
-        reason: the reason that the check gave first, or its rule.
+        complaint: the reason that the check gave first, or its rule.
         unusable: True if the check raised.
     """
 
     check: PublicationCheck
     failed: int = 0
     records: int = 0
-    reason: str = ""
+    complaint: str = ""
     unusable: bool = False
 
     @property
@@ -62,7 +62,7 @@ class CheckResult:
     def text(self) -> str:
         """The reason, with the number of records."""
         count = f"{self.failed:,} of {self.records:,} records fail: "
-        return f"{'' if self.unusable else count}{self.reason}"[:_REASON_MAX]
+        return f"{'' if self.unusable else count}{self.complaint}"[:_REASON_MAX]
 
 
 def check_batch(
@@ -93,14 +93,14 @@ def _add(result: CheckResult, rows: pa.Table) -> None:
     if result.unusable:
         return
     try:
-        passed, reason = evaluated(result.check, rows)
+        passed, complaint = evaluated(result.check, rows)
     except CheckUnusable as error:
-        result.unusable, result.reason = True, str(error)
+        result.unusable, result.complaint = True, str(error)
         return
     failed = rows.num_rows - int(passed.true_count)
     if failed:
         result.failed += failed
-        result.reason = result.reason or reason
+        result.complaint = result.complaint or complaint
 
 
 def evaluated(check: PublicationCheck, rows: pa.Table) -> tuple[pa.BooleanArray, str]:
