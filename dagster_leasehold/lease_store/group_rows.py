@@ -123,8 +123,8 @@ class Node:
         source_count: modulo assignment: the number of members, or None.
         node_id: modulo assignment: this member's remainder, or None.
         pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
-        accepts_runs: False while the node's code server accepts no runs, its Spark is still
-            starting, or its deployment launches no runs; its shards are then transferred.
+        accepts_runs: False while the node's code server accepts no runs, its Spark is
+            starting again, or its deployment launches no runs; its shards are then transferred.
         release_version: the release of the process that has this name.
     """
 

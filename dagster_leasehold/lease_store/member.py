@@ -87,7 +87,7 @@ class Member:
             launched in the meantime would send heartbeats for that incarnation.
         problem: the thread's last user mistake; None after a successful heartbeat.
         followed: True if runs that continue without the planner have shards of the node open.
-        cold: True while the node's Spark is starting.
+        cold: True while the node's Spark is starting again.
     """
 
     def __init__(

@@ -2,10 +2,9 @@
 
 It keeps the code server running, which starts the node's runs, and keeps Spark warm for them. It
 sends the node's heartbeats and plans for the node. While the code server takes no runs, or Spark is
-starting and all other nodes take runs, the node is marked as not accepting runs, so that its shards
-are transferred to other nodes. To stop, the agent
-transfers the shards, waits until the runs finish their batches, frees the remaining shards, and
-stops its child processes last.
+starting after a kill and all other nodes take runs, the node is marked as not accepting runs, so
+that its shards are transferred to other nodes. To stop, the agent transfers the shards, waits until
+the runs finish their batches, frees the remaining shards, and stops its child processes last.
 """
 
 from __future__ import annotations
@@ -116,6 +115,7 @@ class NodeAgent:
         self._problem: LeaseholdError | None = None
         self._sessions: list[ProcessIdentity] = []
         self._published = False
+        self._restarted = False
         self._runs_seen_at = float("-inf")
         self._marks_seen_at = float("-inf")
         self._silent: set[GroupKey] = set()
@@ -197,6 +197,7 @@ class NodeAgent:
         if predecessor is None:
             return uuid.uuid4().hex
         self._server.adopt_runs(predecessor)
+        self._restarted = True
         return predecessor.incarnation
 
     def _check(self) -> None:
@@ -334,7 +335,8 @@ class NodeAgent:
                         say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
-        member.cold = self._spark is not None and self._spark.cold
+        # At a first start, other nodes are as cold as this one.
+        member.cold = self._restarted and self._spark is not None and self._spark.cold
         # Only a published node joins, because launchers find no other node.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 

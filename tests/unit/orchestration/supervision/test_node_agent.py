@@ -204,17 +204,22 @@ class ColdSpark(SparkKeeper):
         pass
 
 
-def test_a_node_leaves_its_shards_to_others_until_its_spark_is_warm(tmp_path: Path) -> None:
-    """Goal: after a restart, warm nodes commit its shards without a pause."""
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_restarted_node_leaves_its_shards_to_others_until_its_spark_is_warm(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """Goal: warm nodes commit its shards meanwhile; at a first start, all nodes are cold."""
     with dg.DagsterInstance.ephemeral() as instance:
         ensure_instance_address(instance)
         spark = ColdSpark()
         scene = Scene(tmp_path, instance, DEADLINE_S, spark=spark)
+        if restarted:
+            AgentState(current_place(), "a-1").write(tmp_path)
         scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
         with scene.at_work():
             until(lambda: scene.row is not None and scene.row.member)
             assert scene.row is not None
-            assert not scene.row.accepts_runs
+            assert scene.row.accepts_runs is not restarted
             spark.started = True
             until(lambda: scene.row is not None and scene.row.accepts_runs)
 
