@@ -26,7 +26,7 @@ from dagster_leasehold.lease_store.journal_rows import (
 )
 from dagster_leasehold.lease_store.outcomes import LockOver, LockTaken
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
-from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 RETRY_FIRST_S = 5.0
@@ -61,12 +61,7 @@ class DeliveryReport:
 
 
 class HookDelivery:
-    """Calls one stream's hook from this process.
-
-    Args:
-        clock: returns monotonic seconds.
-        jitter: returns a number in [0, 1).
-    """
+    """Calls one stream's hook from this process."""
 
     def __init__(
         self,
@@ -187,9 +182,18 @@ class HookDelivery:
         )
 
 
-def on_commit_step(stream: ShardStream, deployment: Deployment) -> Step:
-    """Return the step `on_commit` of a stream with that hook."""
-    delivery = HookDelivery(stream, deployment, clock=steady_clock, jitter=random.random)
+def on_commit_step(
+    stream: ShardStream,
+    deployment: Deployment,
+    *,
+    clock: Clock = steady_clock,
+    jitter: Callable[[], float] = random.random,
+) -> Step:
+    """Return the step `on_commit` of a stream with that hook.
+
+    `clock` returns monotonic seconds, and `jitter` a number in [0, 1).
+    """
+    delivery = HookDelivery(stream, deployment, clock=clock, jitter=jitter)
 
     def work(tick: Tick) -> Outcome:
         report = delivery.tick(instance_address(tick.instance))

@@ -200,8 +200,8 @@ class WatermarkRounds:
         return "; ".join([*parts, *self.troubles])
 
 
-def build_watermark_sensor(hourly: HourlyAsset) -> dg.SensorDefinition:
-    """Return the sensor `<asset>_watermark`."""
+def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> dg.SensorDefinition:
+    """Return the sensor `<asset>_watermark`; `clock` returns monotonic seconds."""
     of_process: list[WatermarkRounds] = []
 
     @dg.sensor(
@@ -220,7 +220,7 @@ def build_watermark_sensor(hourly: HourlyAsset) -> dg.SensorDefinition:
             return {keys[key] for key in active_partitions(instance, hourly.key, keys)}
 
         if not of_process:
-            of_process.append(WatermarkRounds(hourly, deployment_of_tick(context), steady_clock))
+            of_process.append(WatermarkRounds(hourly, deployment_of_tick(context), clock))
         rounds = of_process[0]
         try:
             result = rounds.tick(context.cursor, in_work)

@@ -64,7 +64,12 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         worlds: list[World] = []
 
         def sweeper(
-            *, stream: ShardStream, spark: RunOnSpark, must_stop: Any, output_root: OutputPlace
+            *,
+            stream: ShardStream,
+            spark: RunOnSpark,
+            must_stop: Any,
+            output_root: OutputPlace,
+            **_: object,
         ):
             made, run = worlds[0], spark.run
             deployment = next(each for each in made.deployments if run in each.runs)
