@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from enum import Enum
+from pathlib import Path
+
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
+
+ROOT = Path(__file__).parents[1]
 
 
 class Failpoint(Enum):
@@ -74,3 +83,16 @@ class Failpoint(Enum):
     def label(self) -> str:
         """Its name where it is armed: `after_commit`."""
         return self.name.lower()
+
+    def kills(self, *arguments: object) -> None:
+        """Run a Python program with these arguments, which must die at this step."""
+        killed = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, ENVIRONMENT_VARIABLE: self.label},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]

@@ -162,7 +162,7 @@ def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
 
 
 def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
-    """Return one result per check; it passes if the check passes for every shard of the run."""
+    """Return one result per check. A check passes if it passes for every shard of the run."""
     by_name: dict[str, list[ShardCheck]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)

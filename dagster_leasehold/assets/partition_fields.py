@@ -85,7 +85,7 @@ class Partitioning:
 
     @property
     def divides(self) -> bool:
-        """True if the rows of a shard can be in several files."""
+        """True if a batch can write the rows of one shard to several files."""
         return bool(self.fields) or self.routing is not None
 
 

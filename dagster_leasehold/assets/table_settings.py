@@ -156,7 +156,7 @@ THE_LEASE_DATABASE = CatalogSettings()
 
 
 def _check_names(checks: Sequence[PublicationCheck]) -> None:
-    """Check that publication checks have different names, which no other asset check has.
+    """Check that each publication check has a name that no other asset check has.
 
     Raises:
         InvalidSetting: a name is taken.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
+
+Steps = Generator[None]
+"""A participant that stops after each of its steps."""
 
 THEIR_SHARD = ShardId("x")
 
@@ -46,6 +49,8 @@ class ForeignTable:
         staged: all snapshots by their ids.
         there: the ids of snapshots that have not expired.
         records: the records of each file, which begin with their shard.
+        actors: the participants at work; each continues to its next step.
+        frozen: the participants that do not continue for now.
     """
 
     chance: random.Random
@@ -55,6 +60,21 @@ class ForeignTable:
     there: set[int]
     records: dict[str, list[tuple[Any, ...]]]
     names: int
+    actors: list[Steps]
+    frozen: list[Steps]
+
+    def continue_one(self, *, freezing: float, waking: float, dying: float) -> None:
+        """Continue one participant, which can die or freeze instead; a frozen one can continue."""
+        if self.frozen and self.chance.random() < waking:
+            self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
+        if not self.actors:
+            return
+        actor = self.chance.choice(self.actors)
+        fate = self.chance.random()
+        if fate < freezing:
+            self.frozen.append(actor)
+        if fate < freezing + dying or next(actor, self) is self:
+            self.actors = [each for each in self.actors if each is not actor]
 
     def name(self, kind: str) -> str:
         """Return a name that was never used."""

@@ -51,9 +51,8 @@ from dagster_leasehold.lease_store.publication_rows import (
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.test_expired_output import FAR
-from tests.simulation.foreign_table import ForeignTable, Snapshot, View
+from tests.simulation.foreign_table import ForeignTable, Snapshot, Steps, View
 
-Steps = Generator[None]
 KEY = GroupKey.parse("group", "stream")
 TABLE = TableName("default", "leasehold", "stream")
 NODES = (NodeName("a"), NodeName("b"))
@@ -61,7 +60,7 @@ SHARDS = (ShardId("x"), ShardId("y"))
 FIRST = 0
 ACTORS_MAX = 5
 LAST_TURNS_MAX = 100
-FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.1, 0.1, 0.02
+SHARES = {"freezing": 0.1, "waking": 0.1, "dying": 0.02}
 
 
 @dataclass
@@ -102,7 +101,7 @@ class Seed(ForeignTable):
                 return self.violations
             if len(self.actors) < ACTORS_MAX and self.chance.random() < 0.4:
                 self.actors.append(self._somebody())
-            self._step()
+            self.continue_one(**SHARES)
             self._check()
         self.actors.clear()
         for _ in range(LAST_TURNS_MAX):
@@ -140,19 +139,6 @@ class Seed(ForeignTable):
         if self.outside:
             weights[self._somebody_else()] = 1
         return self.chance.choices(list(weights), list(weights.values()))[0]
-
-    def _step(self) -> None:
-        """Continue one participant, which can die or freeze instead; a frozen one can continue."""
-        if self.frozen and self.chance.random() < WAKING_SHARE:
-            self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
-        if not self.actors:
-            return
-        actor = self.chance.choice(self.actors)
-        fate = self.chance.random()
-        if fate < FREEZING_SHARE:
-            self.frozen.append(actor)
-        if fate < FREEZING_SHARE + DYING_SHARE or next(actor, self) is self:
-            self.actors.remove(actor)
 
     def _file(self, shard: ShardId, *cursors: str) -> str:
         """Return the path of a new file with the records at these cursors."""

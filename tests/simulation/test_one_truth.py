@@ -332,7 +332,7 @@ class ReadsTheTableFirst(World):
 
 
 class KeepsFilesOfOthersWhole(World):
-    """A cut removes files by their numbers, and does not look into another program's files."""
+    """A cut removes our files by their numbers, but no records from another program's files."""
 
     def cut(self, entries: Sequence[Entry], shards: dict[ShardId, Shard]):
         own = super().cut([each for each in entries if each.shard is not None], shards)

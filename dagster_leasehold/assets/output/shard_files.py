@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Kind = tuple[bool, str, Partition]
-"""True for quarantine; the route and the partition of the rows."""
+"""The place of rows: True for quarantine, then their route and partition."""
 _QUARANTINE: _Kind = (True, "", ())
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 RUNS_PER_SHARD_MAX = 4

@@ -161,7 +161,7 @@ def _bytes(unit: Unit) -> int:
 
 
 def _part(file: DataFile) -> object:
-    """Return the files with which a file can be merged, as a key."""
+    """Return the key of a file; files with the same key can be merged."""
     return route_of(file.path), file.partition
 
 

@@ -66,8 +66,8 @@ def load(names: Iterable[str]) -> None:
             loaded.append(name)
     gc.collect()
     gc.freeze()  # no collection then writes to the memory that all forks share
-    # A full collection begins once the objects have increased by a quarter since the last one.
-    # This one resets the count, so that frozen objects do not delay the next one.
+    # Python starts a full collection once the number of objects has grown by a quarter. Without a
+    # collection here, that number would include the frozen objects.
     gc.collect()
 
 

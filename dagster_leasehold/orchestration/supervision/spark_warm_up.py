@@ -52,7 +52,7 @@ class SparkKeeper:
 
     @property
     def cold(self) -> bool:
-        """True until a first job has ended, or a server of this folder was found running."""
+        """True until the first job has ended; a server that is already running is warm."""
         return self._active and not self._warm
 
     def check(self) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,11 +13,10 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.pace import Pace
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT, RECORDS, WAYS, consume, store_of, stream_of
+from tests.integration.assets.runs import RECORDS, WAYS, consume, store_of, stream_of
 from tests.ledger_output import ledger_files, ledger_records
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
@@ -61,16 +57,7 @@ def test_each_record_is_committed_once(
 
     Either kind of run is killed: one that ends once all is read, and one that follows its shards.
     """
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), str(spark_folder), way, then],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    point.kills("-m", __name__, str(home), str(spark_folder), way, then)
     reports = consume(home, spark_folder, "run-2", replaces="run-1", transform=WAYS[way])
     assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
     stream, store = stream_of(home), store_of(home)

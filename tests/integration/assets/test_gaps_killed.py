@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT
 from tests.ledger_output import ledger_records
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -39,16 +34,7 @@ def test_a_gap_is_recorded_and_skipped_once(tmp_path: Path, point: Failpoint) ->
     home.append(5)
     group = home.store.pulse(KEY).group
     home.store.update_group(replace(group, gap_policy=GapPolicy.BEGIN), observer="test")
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path / "home")],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    point.kills("-m", __name__, str(tmp_path / "home"))
     assert verify(home.store, KEY) == []
     buried = home.store.open_tenure(KEY, SHARD, NODE, "grave", replaces="killed")
     assert isinstance(buried, Opened)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
@@ -17,10 +14,8 @@ from dagster_leasehold.assets.output.table.publish_locks import take_lock
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.publication_check import PublicationCheck
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT
 from tests.integration.assets.test_publishing_killed import NAME, expected, published
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -63,16 +58,7 @@ def test_killed_publishers_lose_and_repeat_no_record(
     home = ConsumedHome(tmp_path / "home")
     home.append(10)
     home.consume("run-1")
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path / "home"), on_failure],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    point.kills("-m", __name__, str(tmp_path / "home"), on_failure)
     publish(home, on_failure)
     home.append(5)
     home.consume("run-2")

@@ -7,9 +7,6 @@ bounds, although the log has grown and the limits have changed.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,12 +25,12 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
-from tests.integration.assets.runs import NODE, PROJECT, RECORDS, WAYS, store_of, stream_of
+from tests.failpoints import Failpoint
+from tests.integration.assets.runs import NODE, RECORDS, WAYS, store_of, stream_of
 from tests.unit.assets.consumption_world import Beat
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
@@ -125,16 +122,7 @@ def test_the_sink_holds_each_record_once(
     point: str, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: SIGKILL at a named step; more records, smaller batches; the next tenure."""
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), str(spark_folder), POINTS[point]],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    Failpoint[point.upper()].kills("-m", __name__, str(home), str(spark_folder), POINTS[point])
     stream, store = stream_of(home), store_of(home)
     intended = {
         (batch.shard, batch.sequence): (batch.start, batch.end)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +11,8 @@ from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_locks import PublishReport, take_lock
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -61,16 +56,7 @@ def play(folder: Path, point: Failpoint, url: str | None = None) -> None:
     home = ConsumedHome(folder / "home", database_url=url)
     home.append(RECORDS)
     home.consume("run-1")
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(folder / "home"), *([url] if url else [])],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    point.kills("-m", __name__, str(folder / "home"), *([url] if url else []))
     publish(home)
     assert published(home) == expected(RECORDS)
     home.append(5)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -20,12 +18,10 @@ from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCom
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
@@ -85,16 +81,7 @@ def check(home: ConsumedHome, generation: int) -> None:
 
 def kill_at(point: Failpoint, home: Path, how: str) -> None:
     """Run the work in a separate process, which dies at that failpoint."""
-    killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), how],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    point.kills("-m", __name__, str(home), how)
 
 
 def age(home: ConsumedHome) -> None:

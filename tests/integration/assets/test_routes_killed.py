@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +15,8 @@ from dagster_leasehold.assets.output.table.publish_locks import take_lock
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.failpoints import Failpoint
-from tests.integration.assets.runs import PROJECT
 from tests.unit.assets.output.table.test_route_tables import ROUTES, kind_of, with_kind
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -78,16 +73,7 @@ def test_a_killed_publisher_leaves_each_record_in_each_table_once(
 ) -> None:
     for number in range(2):
         consume(routed_home(tmp_path), f"run-{number}")
-        killed = subprocess.run(
-            [sys.executable, "-m", __name__, str(tmp_path)],
-            env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+        point.kills("-m", __name__, str(tmp_path))
         publish(tmp_path)
         committed = [
             b"%d:%d" % (shard, each) for shard in range(2) for each in range((number + 1) * RECORDS)

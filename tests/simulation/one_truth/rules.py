@@ -293,7 +293,7 @@ def published_part(
 
 
 def first_difference(batches: Iterable[Batch], published: PublishedShard) -> Cut | None:
-    """Return where a ledger and a table stop being equal; None if they are equal."""
+    """Return the first difference between a ledger and a table, or None."""
     own, at = [each for each in batches if not each.withdrawn], published.start
     for batch, published_batch in zip_longest(own, published.batches):
         if batch is None or (batch.number, batch.end) != published_batch:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from tests.simulation.foreign_table import ForeignTable, Snapshot
+from tests.simulation.foreign_table import ForeignTable, Snapshot, Steps
 from tests.simulation.one_truth.rules import (
     Batch,
     Entry,
@@ -45,13 +45,12 @@ from tests.simulation.one_truth.rules import (
     published_part,
 )
 
-Steps = Generator[None]
 Record = tuple[Any, ...]
 SHARDS = (ShardId("x"), ShardId("y"))
 FIRST = 0
 ACTORS_MAX = 5
 LAST_TURNS_MAX = 60
-FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.05, 0.1, 0.01
+SHARES = {"freezing": 0.05, "waking": 0.1, "dying": 0.01}
 ARRIVING_SHARE = 0.15
 SAFE_AGE = 80
 WAITS_MAX, TAKING_OVER_SHARE = 12, 0.05
@@ -130,7 +129,7 @@ class World(ForeignTable):
                 self.actors.append(self._somebody())
             if self.requests and self.chance.random() < ARRIVING_SHARE:
                 self.arrive(self.requests.pop(self.chance.randrange(len(self.requests))))
-            self._continue()
+            self.continue_one(**SHARES)
             if self.restores:
                 self._maybe_restore(steps)
         self._stop()
@@ -187,19 +186,6 @@ class World(ForeignTable):
                 return self.turn(operator=True)
             case kind:
                 return self._rewrite(kind)
-
-    def _continue(self) -> None:
-        """Continue one participant, which can die or freeze instead; a frozen one can continue."""
-        if self.frozen and self.chance.random() < WAKING_SHARE:
-            self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
-        if not self.actors:
-            return
-        actor = self.chance.choice(self.actors)
-        fate = self.chance.random()
-        if fate < FREEZING_SHARE:
-            self.frozen.append(actor)
-        if fate < FREEZING_SHARE + DYING_SHARE or next(actor, self) is self:
-            self.actors = [each for each in self.actors if each is not actor]
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -279,7 +265,7 @@ class World(ForeignTable):
         return all(self.step - self.disk.get(e.path, 0) < SAFE_AGE / 2 for e in swap.new)
 
     def vacuum(self, old: Sequence[str]) -> Steps:
-        """Remove old files that neither a row nor a snapshot names."""
+        """Remove old files that are named by no ledger row and no snapshot."""
         names = self.named_by_ledger()
         yield
         names |= self.named_by_table()
@@ -426,7 +412,7 @@ class World(ForeignTable):
     def expired(self) -> None:
         """Another program expires old snapshots; those with a tag and younger ones stay.
 
-        If it also expired the younger ones, a roll-back could look like a rewrite.
+        If it expired snapshots that are younger, a roll-back could look like a rewrite.
         """
         newest = max((self.staged[each].sequence for each in self.tags), default=0)
         remaining, snapshot = set[int](), self.current

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.orchestration.command_line import main
 from tests.declared import declare, stream_text
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 POINTS = (Failpoint.BEFORE_RENAME,)
-PROGRAM = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
+PROGRAM = ("-m", "dagster_leasehold.orchestration.command_line")
 FORMER = TableName("leasehold", "leasehold", "demo")
 
 
@@ -168,10 +163,7 @@ def test_an_interrupted_move_is_repeated(scene: Scene, renames: bool) -> None:
     before = scene.table()
 
     [point] = POINTS
-    command = [*PROGRAM, "table", "move", "demo", "--home", str(scene.home)]
-    environment = {**os.environ, ENVIRONMENT_VARIABLE: point.label}
-    killed = subprocess.run(command, env=environment, timeout=100, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    point.kills(*PROGRAM, "table", "move", "demo", "--home", scene.home)
     assert scene.table() == before
     assert scene.call("move") == 0
     scene.more(1)

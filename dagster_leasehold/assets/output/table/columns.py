@@ -322,7 +322,7 @@ class ColumnAgreement:
         return isinstance(outcome, Changed)
 
     def earlier_names(self) -> dict[str, str]:
-        """Read the current name of each earlier name of the table's columns."""
+        """Return the current names of renamed columns, by earlier name."""
         return earlier_names(self.read().columns)
 
     def read(self) -> TableColumns:

@@ -113,7 +113,7 @@ class RouteTables:
             catalog.follow = self.follow
 
     def prepared(self, mark: Mark, plan: PublicationPlan, main: Staging) -> Sequence[StagedRoute]:
-        """Stage the changes of the routes' tables, or record them for another catalog.
+        """Stage the changes of the routes' tables; for another catalog, record them in a file.
 
         Args:
             mark: the mark of the stream's table after the publication.
